@@ -1,0 +1,165 @@
+"""A chat from its body to the last byte of its answer."""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import aclosing
+from functools import partial
+
+from selfserve.api.exchange import Exchange
+from selfserve.api.openai.messages import image_urls, template_messages
+from selfserve.api.openai.render import ChatAnswer, ChatChunks
+from selfserve.api.openai.schema import ChatRequest
+from selfserve.api.sampling import sampling_params
+from selfserve.api.service import Service
+from selfserve.api.validation import read_model
+from selfserve.engine.interface import Vocabulary
+from selfserve.errors import UnsupportedCapability
+from selfserve.request import Constraint, Delta, Finished, Progress, ReasoningSpec, Request
+from selfserve.text.grammar import gbnf_constraint
+from selfserve.text.schema import json_object_constraint, json_schema_constraint
+from selfserve.text.segments import tokenize_segments
+from selfserve.text.template import ChatTemplate
+
+
+class ChatEndpoint:
+    """Answers chats with the model of a service."""
+
+    def __init__(self, service: Service, fingerprint: str) -> None:
+        self._service = service
+        self._fingerprint = fingerprint
+
+    async def __call__(self, exchange: Exchange) -> None:
+        """Handles one exchange. Raises SelfError where the request cannot be answered."""
+        chat = await read_model(exchange, ChatRequest)
+        self._check_images(chat)
+        with self._service.admit():
+            request = await self._prepare(chat)
+            if chat.stream:
+                await self._stream(exchange, chat, request)
+            else:
+                await self._answer(exchange, request)
+
+    def _check_images(self, chat: ChatRequest) -> None:
+        for path, _ in image_urls(chat.messages):
+            if not self._service.has_vision:
+                raise UnsupportedCapability(
+                    f"{path} is a picture, but the loaded model takes text only", param=path
+                )
+
+    async def _prepare(self, chat: ChatRequest) -> Request:
+        service = self._service
+        slot = service.check_slot(chat.id_slot)
+        template = await service.chat_template()
+        draft = ChatDraft(chat, service, template)
+        request = await service.workers.run(draft.request, slot)
+        service.check_length(len(request.prompt))
+        return request
+
+    async def _answer(self, exchange: Exchange, request: Request) -> None:
+        answer = ChatAnswer(
+            request.id,
+            self._service.model.id,
+            self._fingerprint,
+            timings=request.timings_per_token,
+        )
+        async with aclosing(self._service.run(request)) as events:
+            async for event in events:
+                if isinstance(event, Delta):
+                    answer.push(event)
+                elif isinstance(event, Finished):
+                    body = answer.finish(event)
+        await exchange.send_json(body)
+
+    async def _stream(self, exchange: Exchange, chat: ChatRequest, request: Request) -> None:
+        options = chat.stream_options
+        chunks = ChatChunks(
+            request.id,
+            self._service.model.id,
+            self._fingerprint,
+            timings=request.timings_per_token,
+            usage=bool(options and options.include_usage),
+        )
+        stream = exchange.open_stream(self._service.settings.ping_s)
+        is_first = True
+        async with aclosing(self._service.run(request)) as events:
+            async for event in events:
+                if is_first:
+                    stream.push(chunks.first())
+                    is_first = False
+                if isinstance(event, Delta):
+                    data = chunks.delta(event)
+                    if data:
+                        stream.push(data)
+                elif isinstance(event, Progress):
+                    stream.push(chunks.progress(event))
+                else:
+                    stream.push(chunks.last(event))
+        await exchange.end_stream()
+
+
+class ChatDraft:
+    """The work between a valid body and a request for the engine; runs in a worker thread."""
+
+    def __init__(self, chat: ChatRequest, service: Service, template: ChatTemplate) -> None:
+        self._chat = chat
+        self._model = service.model
+        self._budgets = service.settings.reasoning_budgets
+        self._vocabulary: Vocabulary = service.vocabulary
+        self._template = template
+        self._reasoning = service.reasoning_format()
+
+    def request(self, slot: int) -> Request:
+        """Renders, tokenizes and compiles. Raises InvalidRequest; blocks, the GIL mostly free."""
+        chat, vocabulary = self._chat, self._vocabulary
+        constraint = self._constraint()
+        prompt, reasoning = self._prompt()
+        return Request(
+            id=f"chatcmpl-{secrets.token_hex(16)}",
+            prompt=tuple(prompt),
+            sampling=sampling_params(
+                chat, self._model.sampling, vocabulary, penalize_answer_only=True
+            ),
+            max_tokens=chat.answer_limit,
+            stop=tuple(chat.stop or ()),
+            constraint=constraint,
+            reasoning=reasoning,
+            slot=slot,
+            cache_prompt=chat.cache_prompt is not False,
+            time_limit_ms=chat.t_max_predict_ms or 0,
+            return_progress=bool(chat.stream and chat.return_progress),
+            timings_per_token=bool(chat.timings_per_token),
+        )
+
+    def _prompt(self) -> tuple[list[int], ReasoningSpec | None]:
+        thinking = self._chat.enable_thinking
+        if thinking is None:
+            thinking = self._model.thinking_default
+        effort = self._chat.reasoning_effort if thinking else None
+        effort = None if effort == "none" else effort
+        rendered = self._template.render(
+            template_messages(self._chat.messages), thinking=thinking, effort=effort
+        )
+        prompt = tokenize_segments(rendered.segments, self._vocabulary.tokenize)
+        if self._reasoning is None:
+            return prompt, None
+        spec = self._reasoning.spec(
+            rendered.text,
+            budget=None if effort is None else self._budgets.get(effort),
+            tokenize=partial(self._vocabulary.tokenize, add_special=False, parse_special=True),
+            prefill=rendered.prefill,
+        )
+        return prompt, spec
+
+    def _constraint(self) -> Constraint | None:
+        chat = self._chat
+        if chat.grammar:
+            return gbnf_constraint(chat.grammar, param="grammar")
+        if chat.json_schema is not None:
+            return json_schema_constraint(chat.json_schema, param="json_schema")
+        if chat.response_format is None or chat.response_format.type == "text":
+            return None
+        schema = chat.response_format.json_schema
+        if schema is None:
+            return json_object_constraint()
+        return json_schema_constraint(schema.schema_, param="response_format.json_schema.schema")

@@ -1,0 +1,192 @@
+"""The messages of a chat request: how clients write them, and what templates get to see."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
+
+from selfserve.api.field_types import invalid, is_empty, unsupported
+from selfserve.api.sampling_fields import Text
+from selfserve.text.messages import ImagePart, Message, Part, TextPart
+
+ROLES = ("system", "developer", "user", "assistant")
+REFUSED_ROLES = frozenset({"tool", "function"})
+PART_TYPES = ("text", "image_url")
+REFUSED_PARTS = frozenset({"input_audio", "file", "refusal"})
+REFUSED_MESSAGE_FIELDS = ("tool_calls", "function_call", "audio", "tool_call_id")
+
+
+class _MessageModel(BaseModel):
+    """Inside messages, fields of other servers and newer clients are ignored."""
+
+    model_config = ConfigDict(
+        extra="ignore", strict=True, hide_input_in_errors=True, use_attribute_docstrings=True
+    )
+
+
+class TextContent(_MessageModel):
+    """Text. Parts are joined without a separator."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class ImageUrl(_MessageModel):
+    """Where a picture is: an HTTPS URL, or a data URL of a JPEG, PNG or WebP."""
+
+    url: Text
+
+
+class ImageContent(_MessageModel):
+    """A picture; only in user messages, only for models that see."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+def _check_part(value: object) -> object:
+    if not isinstance(value, dict):
+        raise invalid("must be an object", got=value)
+    kind = value.get("type")
+    if kind is None:
+        raise invalid("is required", path=".type")
+    if isinstance(kind, str) and kind in REFUSED_PARTS:
+        raise unsupported(f"{kind} is not supported by this server", path=".type")
+    if kind not in PART_TYPES:
+        raise invalid(f"must be one of {', '.join(PART_TYPES)}", path=".type", got=kind)
+    return value
+
+
+def _part_tag(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else value.type
+    return f"={kind}"
+
+
+ContentPart = Annotated[
+    Annotated[
+        Annotated[TextContent, Tag("=text")] | Annotated[ImageContent, Tag("=image_url")],
+        Discriminator(_part_tag),
+    ],
+    BeforeValidator(_check_part),
+]
+
+
+def _check_content(value: object) -> object:
+    if value is not None and not isinstance(value, str | list):
+        raise invalid("must be a string or an array of content parts", got=value)
+    return value
+
+
+def _content_tag(value: Any) -> str:
+    return "=parts" if isinstance(value, list) else "=text"
+
+
+Content = Annotated[
+    Annotated[
+        Annotated[Text, Tag("=text")]
+        | Annotated[list[ContentPart], Field(fail_fast=True), Tag("=parts")],
+        Discriminator(_content_tag),
+    ]
+    | None,
+    BeforeValidator(_check_content),
+]
+
+
+def _check_role(value: object) -> object:
+    if isinstance(value, str) and value in REFUSED_ROLES:
+        raise unsupported(f"{value} is not supported by this server")
+    return value
+
+
+def refuse_unless_empty(value: object) -> object:
+    """Validator of fields that exist in the API but not here; their empty forms pass."""
+    if not is_empty(value):
+        raise unsupported("is not supported by this server")
+    return None
+
+
+Refused = Annotated[Any, BeforeValidator(refuse_unless_empty)]
+
+
+class ChatMessage(_MessageModel):
+    """One turn of the conversation."""
+
+    role: Annotated[
+        Literal["system", "developer", "user", "assistant"], BeforeValidator(_check_role)
+    ]
+    content: Content = None
+    name: Text | None = None
+    reasoning_content: Text | None = None
+    """Thinking of an earlier assistant turn, for templates that show it."""
+    tool_calls: Refused = None
+    function_call: Refused = None
+    audio: Refused = None
+    tool_call_id: Refused = None
+
+    @model_validator(mode="after")
+    def _check_combination(self) -> ChatMessage:
+        if self.content is None and self.role != "assistant":
+            raise invalid(f"is required in a message of role {self.role}", path=".content")
+        if self.role != "user":
+            for index, part in enumerate(self.parts):
+                if isinstance(part, ImageContent):
+                    raise invalid(
+                        f"must be text in a message of role {self.role}, got image_url",
+                        path=f".content[{index}]",
+                    )
+        return self
+
+    @property
+    def parts(self) -> list[TextContent | ImageContent]:
+        """The content's parts; a string has none."""
+        return self.content if isinstance(self.content, list) else []
+
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+
+
+def template_messages(messages: list[ChatMessage]) -> list[Message]:
+    """The conversation as templates take it; pictures are counted through the request."""
+    num_images = 0
+    found: list[Message] = []
+    for message in messages:
+        content: str | tuple[Part, ...] = ""
+        if isinstance(message.content, str):
+            content = message.content
+        elif message.parts:
+            parts: list[Part] = []
+            for part in message.parts:
+                if isinstance(part, TextContent):
+                    parts.append(TextPart(part.text))
+                else:
+                    parts.append(ImagePart(num_images))
+                    num_images += 1
+            content = tuple(parts)
+        found.append(
+            Message(
+                role=message.role,
+                content=content,
+                name=message.name,
+                reasoning_content=message.reasoning_content,
+            )
+        )
+    return found
+
+
+def image_urls(messages: list[ChatMessage]) -> list[tuple[str, str]]:
+    """(path of the field, URL) of each picture, in order."""
+    return [
+        (f"messages[{i}].content[{j}].image_url.url", part.image_url.url)
+        for i, message in enumerate(messages)
+        for j, part in enumerate(message.parts)
+        if isinstance(part, ImageContent)
+    ]

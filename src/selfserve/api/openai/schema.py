@@ -1,0 +1,218 @@
+"""The body of POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+
+from selfserve.api.field_types import Integer, Number, as_integer, invalid, is_empty, unsupported
+from selfserve.api.openai.messages import Messages, Refused
+from selfserve.api.sampling_fields import (
+    Boolean,
+    Fraction,
+    Object,
+    RequestModel,
+    SamplingFields,
+    Text,
+)
+
+MAX_STOPS = 4
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+
+Temperature = Annotated[float, Number(0, 2)]
+Penalty = Annotated[float, Number(-2, 2)]
+MaxTokens = Annotated[int, Integer(1)]
+Ignored = Annotated[Any, Field(description="Accepted and ignored.")]
+
+
+def _parse_stops(value: object) -> list[str]:
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list):
+        raise invalid("must be a string or an array of strings", got=value)
+    if len(stops) > MAX_STOPS:
+        raise invalid(f"must have at most {MAX_STOPS} entries", got=len(stops))
+    for index, stop in enumerate(stops):
+        if not isinstance(stop, str):
+            raise invalid("must be a string", path=f"[{index}]", got=stop)
+    return [stop for stop in stops if stop]
+
+
+Stops = Annotated[
+    Any,
+    BeforeValidator(_parse_stops),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}, "maxItems": MAX_STOPS},
+            ]
+        }
+    ),
+]
+
+
+def _only_one(value: object) -> int:
+    number = as_integer(value)
+    if number is None:
+        raise invalid("must be an integer", got=value)
+    if number != 1:
+        raise unsupported("must be 1", got=number)
+    return number
+
+
+def _no_probabilities(value: object) -> int:
+    number = Integer(0).check(value)
+    if number > 0:
+        raise unsupported("must be 0 on this endpoint", got=number)
+    return number
+
+
+def _empty_or(*allowed: object) -> BeforeValidator:
+    """Validator of a refused field of which some filled forms mean nothing either."""
+
+    def check(value: object) -> None:
+        if not is_empty(value) and not any(
+            type(value) is type(one) and value == one for one in allowed
+        ):
+            raise unsupported("is not supported by this server")
+
+    return BeforeValidator(check)
+
+
+class StreamOptions(RequestModel):
+    """Details of a stream."""
+
+    include_usage: Boolean | None = None
+    """One more chunk with the usage at the end."""
+    include_obfuscation: Boolean | None = None
+    """Accepted without effect."""
+
+
+class JsonSchemaFormat(RequestModel):
+    """The schema that the answer follows; it is always enforced."""
+
+    schema_: Annotated[Object, Field(alias="schema")]
+    name: Text | None = None
+    description: Text | None = None
+    strict: Boolean | None = None
+
+
+class ResponseFormat(RequestModel):
+    """The form of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> ResponseFormat:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise invalid("is required with type json_schema", path=".json_schema")
+        if self.type != "json_schema" and self.json_schema is not None:
+            raise invalid(f"must be absent with type {self.type}", path=".json_schema")
+        return self
+
+
+def _check_template_kwargs(value: object) -> object:
+    if not isinstance(value, dict):
+        raise invalid("must be an object", got=value)
+    for key, entry in value.items():
+        if key == "enable_thinking":
+            if entry is not None and not isinstance(entry, bool):
+                raise invalid("must be true or false", path=f".{key}", got=entry)
+        else:
+            raise unsupported("cannot be set; only enable_thinking can", path=f".{key[:100]}")
+    return value
+
+
+TemplateKwargs = Annotated[
+    dict[str, Any],
+    BeforeValidator(_check_template_kwargs),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {"enable_thinking": {"type": ["boolean", "null"]}},
+            "additionalProperties": False,
+        }
+    ),
+]
+
+
+class ChatRequest(SamplingFields):
+    """A conversation to be continued."""
+
+    messages: Messages
+    model: Ignored = None
+    max_completion_tokens: MaxTokens | None = None
+    max_tokens: MaxTokens | None = None
+    temperature: Temperature | None = None
+    top_p: Fraction | None = None
+    n: (
+        Annotated[Any, BeforeValidator(_only_one), WithJsonSchema({"type": "integer", "const": 1})]
+        | None
+    ) = None
+    stream: Boolean | None = None
+    stream_options: StreamOptions | None = None
+    stop: Stops | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
+    n_probs: (
+        Annotated[
+            Any, BeforeValidator(_no_probabilities), WithJsonSchema({"type": "integer", "const": 0})
+        ]
+        | None
+    ) = None
+
+    user: Ignored = None
+    store: Ignored = None
+    metadata: Ignored = None
+    service_tier: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_retention: Ignored = None
+    safety_identifier: Ignored = None
+    parallel_tool_calls: Ignored = None
+
+    tools: Refused = None
+    tool_choice: Annotated[Any, _empty_or("auto")] = None
+    functions: Refused = None
+    function_call: Refused = None
+    logprobs: Refused = None
+    top_logprobs: Refused = None
+    audio: Refused = None
+    prediction: Refused = None
+    web_search_options: Refused = None
+    modalities: Annotated[Any, _empty_or(["text"])] = None
+    verbosity: Refused = None
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> ChatRequest:
+        if self.stream_options is not None and not self.stream:
+            raise invalid("must be absent unless stream is true", path="stream_options")
+        forms = {
+            "response_format": self.response_format is not None
+            and self.response_format.type != "text",
+            "grammar": bool(self.grammar),
+            "json_schema": self.json_schema is not None,
+        }
+        used = [name for name, is_used in forms.items() if is_used]
+        if len(used) > 1:
+            raise invalid(f"must be absent when {used[0]} is there", path=used[1])
+        return self
+
+    @property
+    def answer_limit(self) -> int | None:
+        """Tokens of the answer at most; None: to the end of the context."""
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens
+        return self.max_tokens
+
+    @property
+    def enable_thinking(self) -> bool | None:
+        """What the request says about thinking, if anything."""
+        switch = (self.chat_template_kwargs or {}).get("enable_thinking")
+        if isinstance(switch, bool):
+            return switch
+        return None if self.reasoning_effort is None else self.reasoning_effort != "none"

@@ -1,0 +1,125 @@
+"""What both endpoints need of engine, vocabulary and template, from admission to the last event."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import AbstractContextManager
+from typing import cast
+
+from selfserve.api.workers import Workers
+from selfserve.config import ModelInfo, ServerSettings
+from selfserve.engine.interface import Engine, Vocabulary
+from selfserve.errors import (
+    ContextLengthExceeded,
+    InternalError,
+    InvalidRequest,
+    ModelLoading,
+    from_name,
+)
+from selfserve.request import Delta, Event, Failed, Finished, Progress, Ready, Request
+from selfserve.text.reasoning import ReasoningFormat, find_format
+from selfserve.text.template import CHATML, ChatTemplate
+
+Generated = Progress | Delta | Finished
+"""Events of a request that runs; failures are exceptions instead."""
+
+
+class Service:
+    """The engine behind the endpoints. Belongs to the event loop's thread."""
+
+    def __init__(
+        self, engine: Engine, settings: ServerSettings, model: ModelInfo, workers: Workers
+    ) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.model = model
+        self.workers = workers
+        self._template: ChatTemplate | None = None
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self.engine.vocabulary
+
+    @property
+    def ready(self) -> Ready:
+        """The loaded model's facts. Raises ModelLoading before there are any."""
+        ready = self.engine.ready
+        if ready is None:
+            raise ModelLoading("the model is still loading")
+        return ready
+
+    @property
+    def has_vision(self) -> bool:
+        return bool(self.ready.info.get("vision", False))
+
+    def admit(self, count: int = 1) -> AbstractContextManager[None]:
+        """Places for `count` prompts until the request ends. Raises QueueFull or
+        EngineUnavailable at once."""
+        return self.engine.reserve(count)
+
+    async def chat_template(self) -> ChatTemplate:
+        """The model's template; read at the first call, in a worker thread."""
+        if self._template is None:
+            self._template = await self.workers.run(read_template, self.vocabulary)
+        return self._template
+
+    def reasoning_format(self) -> ReasoningFormat | None:
+        """How the model writes its thinking, if it is one that thinks."""
+        source = self.vocabulary.chat_template or CHATML
+        return find_format(source, self.vocabulary.special_ids)
+
+    def check_length(self, num_prompt: int) -> None:
+        """Raises InvalidRequest for a prompt that is empty or leaves no room for an answer."""
+        context = self.ready.context_size
+        if num_prompt == 0:
+            raise InvalidRequest("the prompt must have at least 1 token, got 0")
+        if num_prompt > context - 1:
+            raise ContextLengthExceeded(
+                f"the prompt must have at most {context - 1} tokens, got {num_prompt}:"
+                f" the context is {context} tokens, prompt and answer together",
+                details={"n_prompt_tokens": num_prompt, "n_ctx": context},
+            )
+
+    def check_slot(self, slot: int | None) -> int:
+        """The slot to run in, −1 for any. Raises InvalidRequest if there is no such slot."""
+        num_slots = self.ready.num_slots
+        if slot is not None and not -1 <= slot < num_slots:
+            raise InvalidRequest(
+                f"id_slot must be between -1 and {num_slots - 1}, got {slot}", param="id_slot"
+            )
+        return -1 if slot is None else slot
+
+    async def run(self, request: Request) -> AsyncGenerator[Generated, None]:
+        """The request's events, the last one Finished. Raises what the engine reports.
+
+        Closing the generator aborts the request.
+        """
+        events = cast(AsyncGenerator[Event, None], self.engine.submit(request))
+        try:
+            async for event in events:
+                if isinstance(event, Failed):
+                    raise from_name(
+                        event.error, event.message, param=event.param, details=event.details
+                    )
+                yield event
+                if isinstance(event, Finished):
+                    return
+            raise InternalError("the engine ended a request without a final event")
+        finally:
+            await events.aclose()
+
+
+def read_template(vocabulary: Vocabulary) -> ChatTemplate:
+    """The chat template of a vocabulary, ChatML where it has none. Takes some milliseconds."""
+
+    def text_of(token: int | None) -> str:
+        piece = b"" if token is None else vocabulary.piece(token, special=True)
+        return piece.decode("utf-8", "replace")
+
+    return ChatTemplate(
+        vocabulary.chat_template or CHATML,
+        bos_text=text_of(vocabulary.bos_id),
+        eos_text=text_of(vocabulary.eos_id),
+        special_texts=vocabulary.special_ids.keys(),
+        add_bos=vocabulary.add_bos,
+    )

@@ -1,0 +1,1 @@
+"""Known models, and how a name becomes a file."""

@@ -1,0 +1,62 @@
+"""The `self` command: its subcommands, and how an error becomes a message and an exit code.
+
+Exit codes: 0 done, 1 a failure with `Error [type]: message`, 2 wrong usage, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from typing import Annotated
+
+import typer
+
+from selfserve.cli import output
+from selfserve.cli.serve import serve
+from selfserve.errors import SelfError
+
+INTERRUPTED = 130
+
+
+def run() -> None:
+    """Entry point of the `self` command. Never returns."""
+    try:
+        command_line()(prog_name="self")
+    except SelfError as error:
+        output.error(error)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+def command_line() -> typer.Typer:
+    """All commands. Plain help without markup: it is fast, and the same in a pipe."""
+    app = typer.Typer(
+        name="self",
+        help="Serve an open language model from your own machine.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["--help", "-h"]},
+    )
+    app.callback()(_common)
+    app.command()(serve)
+    return app
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        output.result(f"self {importlib.metadata.version('selfserve')}")
+        raise typer.Exit
+
+
+def _common(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    pass

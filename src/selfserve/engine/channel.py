@@ -1,0 +1,92 @@
+"""The wire between the two processes: lists of records as msgpack, over two ZeroMQ sockets.
+
+Sockets lie in a folder that only this user can enter; nothing listens on the network.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+
+import msgspec
+import zmq
+
+from selfserve.request import Command, Message
+
+COMMANDS = "commands"
+MESSAGES = "messages"
+WAKE = b""
+"""An empty frame: no command, only the end of a wait."""
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def endpoint(folder: str, name: str) -> str:
+    return f"ipc://{os.path.join(folder, name)}"
+
+
+def encode(records: Sequence[Command | Message]) -> bytes:
+    return _encoder.encode(records)
+
+
+class EngineInbox:
+    """The engine's end of the command socket. `receive` belongs to the engine's thread."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: str) -> None:
+        self._socket = context.socket(zmq.PULL)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.connect(endpoint(folder, COMMANDS))
+        # Other threads of this process wake the loop through a socket pair of its own.
+        self._waker_in = context.socket(zmq.PULL)
+        self._waker_in.bind("inproc://wake")
+        self._waker_out = context.socket(zmq.PUSH)
+        self._waker_out.connect("inproc://wake")
+        self._waker_lock = threading.Lock()
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._waker_in, zmq.POLLIN)
+        self._decoder = msgspec.msgpack.Decoder(list[Command])
+
+    def receive(self, timeout_s: float) -> list[Command]:
+        commands: list[Command] = []
+        if timeout_s > 0:
+            self._poller.poll(int(timeout_s * 1e3))
+            self._drain_waker()
+        while True:
+            try:
+                commands += self._decoder.decode(self._socket.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return commands
+
+    def _drain_waker(self) -> None:
+        try:
+            while True:
+                self._waker_in.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return
+
+    def wake(self) -> None:
+        with self._waker_lock:  # ZeroMQ sockets must not be used by two threads at once
+            self._waker_out.send(WAKE, zmq.NOBLOCK)
+
+    def close(self) -> None:
+        for socket in (self._socket, self._waker_in, self._waker_out):
+            socket.close(linger=0)
+
+
+class EngineOutbox:
+    """The engine's end of the message socket. Called with what one step has to say."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: str) -> None:
+        self._socket = context.socket(zmq.PUSH)
+        # No limit: what a step has to say is small, and blocking here would stop everybody.
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.connect(endpoint(folder, MESSAGES))
+
+    def __call__(self, messages: Sequence[Message]) -> None:
+        self._socket.send(encode(messages), zmq.NOBLOCK)
+
+    def close(self) -> None:
+        # Last words, such as why the model could not be loaded, must get out.
+        self._socket.close(linger=1000)

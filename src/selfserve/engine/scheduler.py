@@ -1,0 +1,297 @@
+"""Who computes what in the next step, and what follows from the step before.
+
+Rules of this file
+    `schedule` decides, `commit` records; nothing else changes a running sequence.
+    Containers keep their order: the same requests in the same order make the same batches.
+    A request leaves only by one final event, or because nobody waits for it any more.
+
+Theory of operation
+    There is no prefill phase and no decode phase. Each sequence has tokens, and a number of them
+    is computed; a step computes some of the difference. Sequences that generate come first, since
+    somebody watches them; what is left of the step's budget goes to prompts (see `pace`). Half of
+    it goes to the oldest prompt, so that none waits for ever, the rest to the shortest ones, so
+    that a short prompt is not stuck behind a long one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from selfserve.engine.advance import Advancer
+from selfserve.engine.constraint import ConstraintState
+from selfserve.engine.output import OutputStream
+from selfserve.engine.pace import StepPace
+from selfserve.engine.plan import Chunk, Outcome, Plan
+from selfserve.engine.runner import Runner
+from selfserve.engine.sequence import Sequence
+from selfserve.engine.slots import SlotTable
+from selfserve.errors import InternalError, OutOfMemory, SelfError
+from selfserve.logs import get_logger
+from selfserve.request import Event, Failed, Progress, Request
+
+log = get_logger("engine")
+
+MAX_FAILURES = 2
+"""Failed steps of one sequence alone after which the request fails."""
+
+
+def failed(request_id: str, error: SelfError) -> Failed:
+    """The final event of a request that ended in `error`."""
+    return Failed(
+        id=request_id,
+        error=type(error).__name__,
+        message=error.message,
+        param=error.param,
+        details=error.details,
+    )
+
+
+class Scheduler:
+    """All requests that the engine has. Belongs to the engine's thread."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        slots: SlotTable,
+        pace: StepPace,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._runner = runner
+        self._capabilities = runner.capabilities
+        self._pace = pace
+        self._clock = clock
+        self.slots = slots
+        self.advancer = Advancer(runner, slots, clock=clock)
+        self.waiting: deque[tuple[Sequence, ConstraintState | None]] = deque()
+        self.running: dict[str, Sequence] = {}
+        """By request id, oldest first."""
+        self._suspects: deque[str] = deque()
+        """Sequences of a failed step; each is tried alone until it proves good."""
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    # --- arrivals and departures ----------------------------------------------------------
+
+    def add(self, request: Request, constraint: ConstraintState | None = None) -> None:
+        """Takes a request into the waiting queue. `constraint` is its compiled grammar."""
+        sequence = Sequence(
+            request=request,
+            prompt=np.array(request.prompt, dtype=np.int64),
+            tokens=list(request.prompt),
+            output=OutputStream(self._runner.vocabulary, request),
+            arrived_s=self._clock(),
+        )
+        self.waiting.append((sequence, constraint))
+
+    def abort(self, request_id: str) -> None:
+        """Forgets a request; its slot is free at once. Unknown ids are ignored: the request may
+        have ended while the abort was under way."""
+        sequence = self.running.pop(request_id, None)
+        if sequence is not None:
+            self._close(sequence)
+            self.slots.release(sequence)
+            return
+        for item in self.waiting:
+            if item[0].id == request_id:
+                self.waiting.remove(item)
+                return
+
+    def fail_all(self, error: SelfError) -> list[Event]:
+        """Ends every request with `error`; slots are emptied, since their state is in doubt."""
+        events: list[Event] = [failed(s.id, error) for s in self.running.values()]
+        events += [failed(sequence.id, error) for sequence, _ in self.waiting]
+        for sequence in self.running.values():
+            self._close(sequence)
+            self.slots.discard(sequence)
+        self.running.clear()
+        self.waiting.clear()
+        return events
+
+    # --- deciding -------------------------------------------------------------------------
+
+    def schedule(self) -> Plan | None:
+        """The next step, or None if there is nothing to compute."""
+        self._admit()
+        self.slots.step_begins()
+        sequences = self._isolated() or list(self.running.values())
+        plan = Plan()
+        decoding = [s for s in sequences if s.is_decoding]
+        for sequence in decoding:
+            self._add_chunk(plan, sequence, sequence.num_pending)
+        self._add_drafts(plan, decoding)
+        self._share_prefill(plan, [s for s in sequences if not s.is_decoding])
+        return plan.finish() if plan.chunks else None
+
+    def _isolated(self) -> list[Sequence]:
+        """The first suspect alone, if a failed step left any."""
+        while self._suspects:
+            sequence = self.running.get(self._suspects[0])
+            if sequence is not None:
+                return [sequence]
+            self._suspects.popleft()
+        return []
+
+    def _admit(self) -> None:
+        """Moves waiting requests into free slots, oldest first. One that waits for a certain
+        slot, or for a prompt that is being computed anyway, lets others pass."""
+        if not self.waiting:
+            return
+        kept: deque[tuple[Sequence, ConstraintState | None]] = deque()
+        while self.waiting and self.slots.num_free:
+            sequence, constraint = self.waiting.popleft()
+            if not self.slots.free_slot_exists(sequence.request.slot) or self._awaited(sequence):
+                kept.append((sequence, constraint))
+                continue
+            self.slots.attach(sequence)
+            self.advancer.start(sequence, constraint)
+            self.running[sequence.id] = sequence
+        kept.extend(self.waiting)
+        self.waiting = kept
+
+    def _awaited(self, sequence: Sequence) -> bool:
+        """True while a running sequence computes a prompt that begins like this one."""
+        return any(
+            not other.is_decoding and self.slots.promise(sequence, other)
+            for other in self.running.values()
+        )
+
+    def _share_prefill(self, plan: Plan, sequences: list[Sequence]) -> None:
+        if not sequences:
+            return
+        budget = self._pace.prefill_budget(len(plan.chunks))
+        budget = min(budget, self._capabilities.batch_size - plan.num_tokens)
+        granted = {s.id: 0 for s in sequences}
+
+        def grant(sequence: Sequence, most: int) -> int:
+            count = min(
+                most, self._stop_of(sequence) - sequence.num_computed - granted[sequence.id]
+            )
+            granted[sequence.id] += count
+            return count
+
+        budget -= grant(sequences[0], (budget + 1) // 2)
+        for sequence in sorted(sequences, key=lambda s: s.num_pending):
+            budget -= grant(sequence, budget)
+        for sequence in sequences:
+            if granted[sequence.id]:
+                self._add_chunk(plan, sequence, granted[sequence.id])
+
+    def _stop_of(self, sequence: Sequence) -> int:
+        """Where the next chunk of a prompt has to end."""
+        stop = self.slots.next_stop(sequence)
+        if self._capabilities.can_cut or not self.waiting:
+            return stop
+        # Whoever waits for this prompt can use a memory that cannot be cut only as it is exactly
+        # where the two part.
+        promises = [self.slots.promise(other, sequence) for other, _ in self.waiting]
+        return min([stop, *(p for p in promises if p > sequence.num_computed)])
+
+    def _add_chunk(self, plan: Plan, sequence: Sequence, count: int) -> None:
+        start = sequence.num_computed
+        ends = start + count == len(sequence.tokens)
+        chunk = Chunk(
+            sequence=sequence,
+            slot=sequence.slot,
+            start=start,
+            tokens=sequence.tokens[start : start + count],
+            num_outputs=1 if ends else 0,
+        )
+        plan.chunks.append(chunk)
+        if sequence.is_decoding:
+            plan.num_decode_tokens += count
+        else:
+            plan.num_prefill_tokens += count
+
+    def _add_drafts(self, plan: Plan, decoding: list[Sequence]) -> None:
+        """Guessed tokens are verified beside the decode tokens; see `speculation`."""
+
+    # --- recording ------------------------------------------------------------------------
+
+    def commit(self, plan: Plan, outcome: Outcome, ms: float) -> list[Event]:
+        """Records a step that took `ms` and returns what is to be told about it."""
+        if outcome is not Outcome.OK:
+            return self._recover(plan, outcome)
+        num_decoding = sum(chunk.sequence.is_decoding for chunk in plan.chunks)
+        self._pace.record(num_decoding, plan.num_decode_tokens, plan.num_prefill_tokens, ms)
+        num_outputs = sum(chunk.num_outputs for chunk in plan.chunks)
+        logits = self._runner.logits(num_outputs) if num_outputs else None
+        events: list[Event] = []
+        now_s = self._clock()
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            sequence.num_computed = chunk.num_computed
+            sequence.num_failures = 0
+            self.slots.computed(sequence)
+            if logits is not None and chunk.num_outputs:
+                rows = logits[chunk.first_output : chunk.first_output + chunk.num_outputs]
+                events += self._advance(chunk, rows, now_s)
+            elif sequence.request.return_progress:
+                events.append(self._progress(sequence, now_s))
+        if self._suspects and plan.chunks[0].sequence.id == self._suspects[0]:
+            self._suspects.popleft()
+        return events
+
+    def _advance(self, chunk: Chunk, rows: np.ndarray, now_s: float) -> list[Event]:
+        sequence = chunk.sequence
+        events: list[Event] = []
+        if sequence.request.return_progress and not sequence.is_decoding:
+            events.append(self._progress(sequence, now_s))
+        try:
+            new, has_finished = self.advancer.advance(chunk, rows)
+        except SelfError as error:
+            log.warning("request %s failed: %s", sequence.id, type(error).__name__)
+            new, has_finished = [failed(sequence.id, error)], True
+        events += new
+        if has_finished:
+            del self.running[sequence.id]
+            self._close(sequence)
+            self.slots.release(sequence)
+        return events
+
+    def _progress(self, sequence: Sequence, now_s: float) -> Progress:
+        return Progress(
+            id=sequence.id,
+            total=sequence.num_prompt,
+            cache=sequence.num_cached,
+            processed=sequence.num_computed,
+            time_ms=(now_s - sequence.started_s) * 1e3,
+        )
+
+    def _recover(self, plan: Plan, outcome: Outcome) -> list[Event]:
+        """A step failed. Every sequence of it is brought back and tried alone; one that fails
+        alone again is the culprit, and only its request ends."""
+        events: list[Event] = []
+        self._suspects.clear()
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            if outcome is Outcome.PARTIAL:
+                self.slots.restart(sequence, chunk.start)
+            if len(plan.chunks) > 1:
+                self._suspects.append(sequence.id)
+                continue
+            sequence.num_failures += 1
+            self._suspects.append(sequence.id)
+            if sequence.num_failures >= MAX_FAILURES:
+                events.append(self._give_up(sequence, outcome))
+        return events
+
+    def _give_up(self, sequence: Sequence, outcome: Outcome) -> Event:
+        log.error("request %s cannot be computed (%s)", sequence.id, outcome.name)
+        del self.running[sequence.id]
+        self._close(sequence)
+        self.slots.discard(sequence)
+        if outcome is Outcome.UNCHANGED:
+            return failed(sequence.id, OutOfMemory("the engine has no room for this request"))
+        return failed(sequence.id, InternalError("the engine could not compute this request"))
+
+    def _close(self, sequence: Sequence) -> None:
+        if sequence.chooser is not None:
+            sequence.chooser.close()
+            sequence.chooser = None

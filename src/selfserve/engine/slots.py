@@ -1,0 +1,336 @@
+"""The slots: whose sequence each one holds, what it still remembers, and what can be reused.
+
+Rules of this file
+    A slot's memory is used only up to where its tokens equal those of the new prompt.
+    At least one prompt token is always computed again, because its logits are needed.
+    What a slot is about to lose is saved first, if the pool has room for it under its limit.
+    A runner call that may refuse is checked; after a refusal the slot is cleared and the prompt
+    computed from its start: correct before fast.
+
+Theory of operation
+    Some memories can be cut at any place (plain KV), others only be brought back to a state that
+    was saved before (recurrent, hybrid, sliding window). For the second kind a slot carries
+    checkpoints: blobs of the part that cannot be cut, each good for one length. `_usable` is the
+    only place that knows the difference.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from selfserve.engine.prefixes import PrefixPool
+from selfserve.engine.runner import Blob, Runner
+from selfserve.engine.sequence import Sequence, TokenArray
+
+MIN_SAVED = 32
+"""Tokens; computing fewer again costs less than keeping account of them."""
+WORTH_A_COPY = 32
+"""Tokens by which a copy must beat what an idle slot offers for free."""
+CHECKPOINT_BACK = (16, 1)
+"""Distances from a prompt's end at which checkpoints are taken: before the header of the answer,
+which the next turn's prompt usually renders differently, and before the last token."""
+MAX_CHECKPOINTS = 8
+"""Of one slot; the oldest goes first."""
+EMPTY: TokenArray = np.empty(0, dtype=np.int64)
+
+
+@dataclass(slots=True, frozen=True)
+class Checkpoint:
+    """The part of a slot's memory that cannot be cut, as it was at `length` tokens."""
+
+    length: int
+    blob: Blob
+
+
+@dataclass(slots=True, frozen=True)
+class SavedState:
+    """A whole slot's memory in host RAM."""
+
+    length: int
+    blob: Blob
+    checkpoints: tuple[Checkpoint, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    id: int
+    tokens: TokenArray = field(default_factory=lambda: EMPTY)
+    """What the memory holds while nobody owns the slot."""
+    owner: Sequence | None = None
+    used: int = 0
+    """Rank of the last use; higher is newer."""
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+
+
+@dataclass(slots=True, frozen=True)
+class Source:
+    """Where the beginning of a prompt can be had: `length` tokens of an idle slot, of a running
+    sequence or of a saved state."""
+
+    length: int
+    slot: Slot | None = None
+    saved: SavedState | None = None
+
+
+def common_length(a: TokenArray, b: TokenArray) -> int:
+    """How many tokens the two begin with in common."""
+    size = min(len(a), len(b))
+    different = np.flatnonzero(a[:size] != b[:size])
+    return int(different[0]) if len(different) else size
+
+
+def _key(tokens: TokenArray) -> array[int]:
+    """The form in which the pool compares tokens fastest."""
+    return array("q", tokens.tobytes())
+
+
+class SlotTable:
+    """Owns the slots and the pool of saved states; the only caller of the runner's memory."""
+
+    def __init__(self, runner: Runner, cache_ram_bytes: int) -> None:
+        self._runner = runner
+        self._can_cut = runner.capabilities.can_cut
+        self.slots = [Slot(i) for i in range(runner.capabilities.num_slots)]
+        self.pool: PrefixPool[SavedState] = PrefixPool(cache_ram_bytes, cuttable=self._can_cut)
+        self._checkpoint_limit = cache_ram_bytes // 2
+        self._uses = 0
+        self._shared: dict[int, SavedState] = {}
+        """Copies of running slots, made since the last step: several prompts may want the same."""
+
+    @property
+    def num_free(self) -> int:
+        return sum(slot.owner is None for slot in self.slots)
+
+    def free_slot_exists(self, wanted: int) -> bool:
+        if wanted >= 0:
+            return self.slots[wanted].owner is None
+        return any(slot.owner is None for slot in self.slots)
+
+    # --- taking a slot --------------------------------------------------------------------
+
+    def attach(self, sequence: Sequence) -> None:
+        """Gives the sequence a free slot, with as much of its prompt in it as can be had.
+
+        Sets `slot`, `num_computed` and `num_cached`. There must be a free slot that it may use.
+        """
+        source = self._find(sequence) if sequence.request.cache_prompt else Source(0)
+        slot = self._choose(sequence, source)
+        length = self._fill(slot, source)
+        self._uses += 1
+        slot.used, slot.owner, slot.tokens = self._uses, sequence, EMPTY
+        sequence.slot = slot.id
+        sequence.num_computed = sequence.num_cached = length
+
+    def _usable(self, common: int, length: int, checkpoints: list[Checkpoint]) -> int:
+        """To which length a memory of `length` tokens can be brought, at most `common`."""
+        if self._can_cut or length <= common:
+            return min(common, length)
+        return max((c.length for c in checkpoints if c.length <= common), default=0)
+
+    def _find(self, sequence: Sequence) -> Source:
+        prompt = sequence.prompt[:-1]  # the last token is computed in any case
+        wanted = sequence.request.slot
+        best = Source(0)
+        for slot in self.slots:
+            if slot.owner is not None or (0 <= wanted != slot.id):
+                continue
+            common = common_length(prompt, slot.tokens)
+            length = self._usable(common, len(slot.tokens), slot.checkpoints)
+            if length > best.length or (
+                length and length == best.length and self._newer(slot, best)
+            ):
+                best = Source(length, slot=slot)
+        for slot in self.slots:
+            length = self._usable_of_running(slot, prompt)
+            if length >= best.length + WORTH_A_COPY:
+                best = Source(length, slot=slot)
+        found = self.pool.find(_key(prompt))
+        if found is not None:
+            saved = found.entry.blob
+            length = self._usable(found.length, saved.length, list(saved.checkpoints))
+            if length >= best.length + WORTH_A_COPY:
+                self.pool.touch(found.entry)
+                best = Source(length, saved=saved)
+        return best
+
+    def _newer(self, slot: Slot, best: Source) -> bool:
+        return best.slot is None or slot.used > best.slot.used
+
+    def _usable_of_running(self, slot: Slot, prompt: TokenArray) -> int:
+        owner = slot.owner
+        if owner is None or owner.num_shifted or not owner.request.cache_prompt:
+            return 0
+        # Generated tokens are compared too rarely to be worth an array of them.
+        held = owner.prompt[: owner.num_computed]
+        return self._usable(common_length(prompt, held), owner.num_computed, [])
+
+    def promise(self, sequence: Sequence, running: Sequence) -> int:
+        """Tokens that `sequence` can take over once `running` has computed its prompt, beyond
+        what it could have now; 0 if it is not worth waiting."""
+        if not (sequence.request.cache_prompt and running.request.cache_prompt):
+            return 0
+        common = common_length(sequence.prompt[:-1], running.prompt)
+        if common <= running.num_computed:
+            return 0
+        return common if common >= self._find(sequence).length + WORTH_A_COPY else 0
+
+    def _choose(self, sequence: Sequence, source: Source) -> Slot:
+        wanted = sequence.request.slot
+        if wanted >= 0:
+            return self.slots[wanted]
+        if source.slot is not None and source.slot.owner is None:
+            return source.slot
+        free = [slot for slot in self.slots if slot.owner is None]
+        # libllama computes sequences together only while their ids follow one another, so of
+        # equally good slots the one beside a busy one is best.
+        return min(free, key=lambda s: (len(s.tokens) > 0, s.used, self._is_lonely(s), s.id))
+
+    def _is_lonely(self, slot: Slot) -> bool:
+        beside = (slot.id - 1, slot.id + 1)
+        return not any(s.owner is not None for s in self.slots if s.id in beside)
+
+    def _fill(self, slot: Slot, source: Source) -> int:
+        """Brings `slot` to the first `source.length` tokens of its source; returns how many it
+        holds then, which is 0 if the runner refused."""
+        if source.slot is slot:
+            if len(slot.tokens) - source.length >= MIN_SAVED:
+                self._save(slot)
+            return self._roll_back(slot, len(slot.tokens), source.length)
+        saved = source.saved
+        if source.slot is not None:
+            saved = self._copy_of(source.slot)
+        self._save(slot)
+        self._clear(slot)
+        if saved is None or source.length == 0:
+            return 0
+        if not self._runner.restore(slot.id, saved.blob, length=saved.length):
+            return 0
+        slot.checkpoints = list(saved.checkpoints)
+        return self._roll_back(slot, saved.length, source.length)
+
+    def _roll_back(self, slot: Slot, held: int, length: int) -> int:
+        """Shortens a slot's memory from `held` to `length` tokens; returns what it holds then."""
+        if length == held:
+            return length
+        slot.checkpoints = [c for c in slot.checkpoints if c.length <= length]
+        if length == 0:
+            self._clear(slot)
+            return 0
+        if self._can_cut:
+            done = self._runner.cut(slot.id, length)
+        else:
+            blob = next((c.blob for c in slot.checkpoints if c.length == length), None)
+            done = blob is not None and self._runner.restore(
+                slot.id, blob, length=length, partial=True
+            )
+        if done:
+            return length
+        self._clear(slot)
+        return 0
+
+    def _copy_of(self, slot: Slot) -> SavedState | None:
+        """The memory of a running slot as it is now."""
+        if slot.id not in self._shared and slot.owner is not None:
+            blob = self._runner.save(slot.id)
+            if blob is None:
+                return None
+            self._shared[slot.id] = SavedState(slot.owner.num_computed, blob, ())
+        return self._shared.get(slot.id)
+
+    def step_begins(self) -> None:
+        """The running slots are about to change: copies of them are out of date."""
+        self._shared.clear()
+
+    # --- while a sequence runs ------------------------------------------------------------
+
+    def next_stop(self, sequence: Sequence) -> int:
+        """The length at which a chunk of the prompt should end, for a checkpoint; the prompt's
+        own length where none is due."""
+        if self._can_cut:
+            return sequence.num_prompt
+        stops = (sequence.num_prompt - back for back in CHECKPOINT_BACK)
+        return min(
+            (stop for stop in stops if stop > sequence.num_computed), default=sequence.num_prompt
+        )
+
+    def computed(self, sequence: Sequence) -> None:
+        """Takes a checkpoint if the sequence has just reached a place for one."""
+        if self._can_cut or not sequence.request.cache_prompt:
+            return
+        if sequence.num_prompt - sequence.num_computed not in CHECKPOINT_BACK:
+            return
+        size = self._runner.state_size(sequence.slot, partial=True)
+        held = sum(c.blob.nbytes for slot in self.slots for c in slot.checkpoints)
+        checkpoints = self.slots[sequence.slot].checkpoints
+        while checkpoints and (
+            len(checkpoints) >= MAX_CHECKPOINTS or held + size > self._checkpoint_limit
+        ):
+            held -= checkpoints.pop(0).blob.nbytes
+        if held + size > self._checkpoint_limit:
+            return
+        blob = self._runner.save(sequence.slot, partial=True)
+        if blob is not None:
+            checkpoints.append(Checkpoint(sequence.num_computed, blob))
+
+    def cut(self, sequence: Sequence, length: int) -> bool:
+        """Drops a running sequence's memory behind `length`: refused drafts."""
+        return self._runner.cut(sequence.slot, length)
+
+    def shift(self, sequence: Sequence, keep: int, drop: int) -> bool:
+        """Drops `drop` tokens behind the first `keep` of a running sequence's memory."""
+        self.slots[sequence.slot].checkpoints.clear()
+        return self._runner.shift(sequence.slot, keep, drop)
+
+    def restart(self, sequence: Sequence, length: int) -> None:
+        """After a failed step: back to `length` tokens if the runner can, else to none."""
+        slot = self.slots[sequence.slot]
+        if not (self._can_cut and self._runner.cut(slot.id, length)):
+            self._clear(slot)
+            length = 0
+        sequence.num_computed = length
+
+    # --- giving a slot back ---------------------------------------------------------------
+
+    def release(self, sequence: Sequence) -> None:
+        """Frees the sequence's slot; what it computed stays there until the slot is needed."""
+        slot = self.slots[sequence.slot]
+        slot.owner = None
+        self._shared.pop(slot.id, None)
+        if sequence.num_shifted or not sequence.request.cache_prompt:
+            self._clear(slot)
+            return
+        slot.tokens = np.array(sequence.tokens[: sequence.num_computed], dtype=np.int64)
+
+    def discard(self, sequence: Sequence) -> None:
+        """Frees the sequence's slot and forgets what it holds, which cannot be trusted."""
+        slot = self.slots[sequence.slot]
+        slot.owner = None
+        self._clear(slot)
+
+    def _save(self, slot: Slot) -> None:
+        """Puts what an idle slot holds into the pool, unless it is there or not worth it."""
+        tokens = slot.tokens
+        if len(tokens) < MIN_SAVED or self.pool.covers(_key(tokens)):
+            return
+        size = self._runner.state_size(slot.id) + sum(c.blob.nbytes for c in slot.checkpoints)
+        if not self.pool.make_room(size):
+            return
+        blob = self._runner.save(slot.id)
+        if blob is not None:
+            state = SavedState(len(tokens), blob, tuple(slot.checkpoints))
+            self.pool.put(_key(tokens), state, size)
+
+    def _clear(self, slot: Slot) -> None:
+        self._runner.clear(slot.id)
+        slot.tokens = EMPTY
+        slot.checkpoints = []
+
+    def check(self) -> None:
+        """Raises AssertionError if the books are wrong. For tests and idle moments."""
+        self.pool.check()
+        for slot in self.slots:
+            assert slot.owner is None or slot.owner.slot == slot.id
+            assert slot.owner is None or len(slot.tokens) == 0

@@ -1,0 +1,83 @@
+"""From the URL or base64 text of a request to a decoded picture, off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+
+from selfserve.errors import ShuttingDown
+from selfserve.images.data_url import is_data_url, parse_base64, parse_data_url
+from selfserve.images.decode import decode, inspect
+from selfserve.images.fetch import ImageFetcher
+from selfserve.images.limits import ImageLimits
+from selfserve.request import Picture
+
+
+class ImageLoader:
+    """Loads at most `concurrency` pictures at a time; the others wait.
+
+    Belongs to one event loop. Decoding runs in threads of its own, and of pictures that are
+    large enough to be felt in memory only one is decoded at a time. `fetcher` replaces the HTTP
+    client that the flags describe; the loader closes it either way.
+    """
+
+    def __init__(
+        self,
+        *,
+        concurrency: int = 8,
+        allow_http: bool = False,
+        allow_private: bool = False,
+        limits: ImageLimits | None = None,
+        fetcher: ImageFetcher | None = None,
+    ) -> None:
+        self._limits = limits or ImageLimits()
+        self._fetcher = fetcher or ImageFetcher(
+            allow_http=allow_http, allow_private=allow_private, limits=self._limits
+        )
+        self._places = asyncio.Semaphore(concurrency)
+        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="image")
+        self._large = threading.Lock()
+        self._closed = False
+
+    async def load(self, url: str, *, param: str | None) -> Picture:
+        """The picture behind a data URL or an HTTPS URL.
+
+        Raises InvalidRequest, UnsupportedImage, ImageTooLarge or ImageFetchFailed with `param`,
+        OutOfMemory, or ShuttingDown after `close`.
+        """
+        async with self._places:
+            if is_data_url(url):
+                return await self._in_thread(
+                    lambda: self._decode(
+                        parse_data_url(url, param=param, limits=self._limits), param
+                    )
+                )
+            data = await self._fetcher.fetch(url, param=param)
+            return await self._in_thread(lambda: self._decode(data, param))
+
+    async def load_base64(self, data: str, *, param: str | None) -> Picture:
+        """The picture in bare base64. Raises what `load` raises, except ImageFetchFailed."""
+        async with self._places:
+            return await self._in_thread(
+                lambda: self._decode(parse_base64(data, param=param, limits=self._limits), param)
+            )
+
+    async def close(self) -> None:
+        """Drops what waits and closes connections. Does not wait for decoding threads."""
+        self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        await self._fetcher.close()
+
+    async def _in_thread(self, work: Callable[[], Picture]) -> Picture:
+        if self._closed:
+            raise ShuttingDown("the server is shutting down")
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _decode(self, data: bytes, param: str | None) -> Picture:
+        source = inspect(data, param=param, limits=self._limits)
+        is_large = source.width * source.height > self._limits.kept_pixels
+        with self._large if is_large else nullcontext():
+            return decode(source, param=param, limits=self._limits)

@@ -1,0 +1,66 @@
+"""One reusable `llama_batch` whose arrays are numpy's, filled without a C call."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from selfserve.native import library
+
+
+class Batch:
+    """Rows of (token, position, sequence, wants logits), at most `capacity` of them.
+
+    The arrays belong to this object, so nothing has to be freed; it must outlive every decode
+    that uses it.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        lib: Any = library.load()
+        self.capacity = capacity
+        self._tokens = np.zeros(capacity, dtype=np.int32)
+        self._positions = np.zeros(capacity, dtype=np.int32)
+        self._num_seq_ids = np.ones(capacity, dtype=np.int32)
+        self._seq_ids = np.zeros(capacity, dtype=np.int32)
+        self._logits = np.zeros(capacity, dtype=np.int8)
+        # llama_batch.seq_id is an array of pointers to each row's list of ids, here of length one.
+        self._seq_pointers = self._seq_ids.ctypes.data + np.arange(capacity, dtype=np.uint64) * 4
+        self._offsets = np.arange(capacity, dtype=np.int32)
+
+        def pointer(array: Any, kind: Any) -> Any:
+            return array.ctypes.data_as(kind)
+
+        int32_p = ctypes.POINTER(ctypes.c_int32)
+        self.struct = lib.llama_batch()
+        self.struct.token = pointer(self._tokens, int32_p)
+        self.struct.pos = pointer(self._positions, int32_p)
+        self.struct.n_seq_id = pointer(self._num_seq_ids, int32_p)
+        self.struct.seq_id = pointer(self._seq_pointers, ctypes.POINTER(int32_p))
+        self.struct.logits = pointer(self._logits, ctypes.POINTER(ctypes.c_int8))
+        self.struct.n_tokens = 0
+        self.num_outputs = 0
+
+    def __len__(self) -> int:
+        return int(self.struct.n_tokens)
+
+    def clear(self) -> None:
+        self.struct.n_tokens = 0
+        self.num_outputs = 0
+
+    def add(self, seq_id: int, position: int, tokens: Sequence[int], num_outputs: int) -> None:
+        """Appends tokens of one sequence from `position` on; the last `num_outputs` want logits."""
+        start = self.struct.n_tokens
+        end = start + len(tokens)
+        if end > self.capacity:
+            # More than n_batch tokens would end the process inside libllama.
+            raise OverflowError(f"batch of {end} rows is over its capacity of {self.capacity}")
+        self._tokens[start:end] = tokens
+        self._positions[start:end] = self._offsets[: end - start] + position
+        self._seq_ids[start:end] = seq_id
+        self._logits[start:end] = 0
+        self._logits[end - num_outputs : end] = 1
+        self.struct.n_tokens = end
+        self.num_outputs += num_outputs

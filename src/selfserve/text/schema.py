@@ -1,0 +1,81 @@
+"""JSON Schemas as grammars for constrained decoding.
+
+What is enforced: the whole schema, or the request is refused. `schema_rules` says which keywords
+there are; a bound above its MAX_UPPER_BOUND is the one thing that is relaxed. Properties come in
+the schema's order. Text is raw Unicode: only `" \\ \b \f \n \r \t` are escaped. White space is one
+optional blank after `,` and `:`, none elsewhere, so that no answer can drown in it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from llguidance import LLMatcher
+
+from selfserve.errors import InvalidRequest
+from selfserve.request import Constraint
+from selfserve.text.compiling import fault_of
+from selfserve.text.schema_rules import SchemaReader
+from selfserve.text.schema_size import Schema, locations
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+_OPTIONS: JsonCompileOptions = {
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+    "whitespace_flexible": False,
+    "coerce_one_of": False,
+    "lenient": False,
+    "json_allowed_escapes": '"\\bfnrt',
+    "json_allow_general_unicode_escapes": False,
+}
+
+MAX_TRIALS = 50
+"""Sub-schemas that are compiled alone to find the place of a fault."""
+_MAX_TRIAL_CHARACTERS = 20_000
+
+
+def json_schema_constraint(schema: object, *, param: str = "json_schema") -> Constraint:
+    """The grammar of the JSON values that satisfy `schema`; `{}` and true: any JSON value.
+
+    Takes milliseconds, for the largest that are allowed a few hundred: call it from a worker.
+    Raises InvalidRequest with `param`, naming the keyword and its place, if the schema is
+    malformed, too large, allows no value, or holds a keyword that cannot be enforced.
+    """
+    if not isinstance(schema, dict | bool):
+        raise InvalidRequest(f"{param} must be an object", param=param)
+    checked = SchemaReader(schema, param).read_root()
+    if checked is False:
+        raise InvalidRequest(f"{param}: the schema false allows no value", param=param)
+    if checked is True:
+        checked = {}
+    grammar = _grammar(checked)
+    fault = fault_of(grammar)
+    if fault is not None:
+        place = _place_of_fault(checked)
+        raise InvalidRequest(f"{param}: the schema {place}cannot be enforced: {fault}", param=param)
+    return Constraint(text=grammar)
+
+
+def json_object_constraint() -> Constraint:
+    """The grammar of any JSON object."""
+    return Constraint(text=_grammar({"type": "object"}))
+
+
+def _grammar(schema: Schema) -> str:
+    return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_OPTIONS))
+
+
+def _place_of_fault(schema: Schema) -> str:
+    """`at POINTER ` for the innermost sub-schema that fails alone; empty if none was found."""
+    if isinstance(schema, bool):
+        return ""
+    definitions = schema.get("$defs", {})
+    if len(json.dumps(schema)) > _MAX_TRIAL_CHARACTERS:
+        return ""
+    for place, part in list(reversed(locations(schema, "#")))[:MAX_TRIALS]:
+        if place != "#" and fault_of(_grammar({**part, "$defs": definitions})) is not None:
+            return f"at {place} "
+    return ""
