@@ -38,8 +38,8 @@ def _multiple_of(validator: Any, divisor: Any, value: Any, _: Any) -> Iterator[A
 
 
 VALIDATORS = {
-    "draft7": validators.extend(Draft7Validator, {"multipleOf": _multiple_of}),
-    "draft2020-12": validators.extend(Draft202012Validator, {"multipleOf": _multiple_of}),
+    "draft7": validators.extend(Draft7Validator, {"multipleOf": _multiple_of}),  # type: ignore[no-untyped-call]
+    "draft2020-12": validators.extend(Draft202012Validator, {"multipleOf": _multiple_of}),  # type: ignore[no-untyped-call]
 }
 
 

@@ -48,9 +48,7 @@ class Progress:
     """What the set-up does at the moment: one line that changes, or plain lines now and then."""
 
     COMPILED = re.compile(r"\[(\d+)/(\d+)\]")
-    STEPS = re.compile(
-        r"(?:Collecting|Downloading|Installing collected packages|Using cached) ?\S*"
-    )
+    STEPS = re.compile(r"(?:Collecting|Downloading) \S+|Installing collected packages")
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -44,7 +44,6 @@ class EngineSettings:
     flash_attention: str = "auto"
     kv_type: str = "f16"
     use_mmap: bool = True
-    warm_up: bool = True
     speculate: bool = True
     verbose: bool = False
 
@@ -53,8 +52,8 @@ class EngineSettings:
         "context_size": (16, 1 << 24),
         "num_slots": (1, 256),
         "num_threads": (1, 1024),
-        "batch_size": (1, 1 << 16),
-        "ubatch_size": (1, 1 << 16),
+        "batch_size": (16, 1 << 16),
+        "ubatch_size": (16, 1 << 16),
         "step_ms": (1, 60_000),
         "cache_ram_bytes": (0, 1 << 50),
         "gpu_layers": (-1, 10_000),

@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 from starlette.types import ASGIApp
+from tests.support.fake_engine import MODEL, FakeEngine
 
 from selfserve.api.app import create_app
 from selfserve.config import ModelInfo, ServerSettings
-from tests.support.fake_engine import FakeEngine
-
-MODEL = ModelInfo(id="tiny:1b", quant="q4", family="tiny", created=1700000000)
 
 AppMaker = Callable[..., ASGIApp]
 

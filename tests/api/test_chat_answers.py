@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.types import ASGIApp
+from tests.support.asgi_call import call, chat_body
+from tests.support.fake_engine import MODEL, FakeEngine, Script
 
 from selfserve.api.app import create_app
 from selfserve.config import ServerSettings
-from selfserve.request import Delta, Finished, Progress, StopType, Timings
-from tests.api.conftest import MODEL
-from tests.support.asgi_call import call, chat_body
-from tests.support.fake_engine import FakeEngine, Script
+from selfserve.request import Delta, Progress, StopType, Timings
 
 USAGE = {
     "prompt_tokens": 0,
@@ -197,9 +196,3 @@ def test_progress_of_the_prompt_is_an_event(app: ASGIApp, engine: FakeEngine) ->
     assert events[1]["choices"][0]["delta"] == {}
     assert joined(events) == ("a", "")
     assert call(app, chat_body()).json["choices"][0]["message"]["content"] == "a"
-
-
-def test_the_final_event_record_knows_all_usage() -> None:
-    assert {"prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens"} <= set(
-        Finished.__struct_fields__
-    )

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from starlette.types import ASGIApp
-
 from tests.support.asgi_call import call
 from tests.support.fake_engine import FakeEngine
 

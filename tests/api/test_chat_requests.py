@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 from starlette.types import ASGIApp
+from tests.support.asgi_call import call, chat_body
+from tests.support.fake_engine import BOS, THINKING_TEMPLATE, ByteVocabulary, FakeEngine
 
 from selfserve.config import ModelInfo
 from selfserve.request import Ready, Request, SamplingParams
-from tests.api.conftest import MODEL
-from tests.support.asgi_call import call, chat_body
-from tests.support.fake_engine import BOS, THINKING_TEMPLATE, ByteVocabulary, FakeEngine
 
 Ask = Callable[..., Request]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -340,7 +339,3 @@ def test_a_template_that_refuses_gives_400_with_its_text(
     refused = call(make_app(), chat_body())
     assert refused.status == 400
     assert "no such talk" in refused.error["message"]
-
-
-def test_fixtures_use_a_model_without_recommendations() -> None:
-    assert MODEL.sampling == {}

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.fake_hub import FakeHub, running_hub
 
 from selfserve.catalogue.store import Store
-from tests.support.fake_hub import FakeHub, running_hub
 
 
 @pytest.fixture

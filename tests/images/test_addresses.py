@@ -8,6 +8,14 @@ import pytest
 
 from selfserve.images.addresses import CheckedBackend, is_public, resolve_host
 
+NOT_PUBLIC = """
+127.0.0.1 127.255.0.1 0.0.0.0 10.0.0.1 172.16.0.1 192.168.1.1 169.254.169.254 100.64.0.1
+192.0.2.1 198.18.0.1 192.88.99.1 224.0.0.1 239.1.1.1 240.0.0.1 255.255.255.255
+:: ::1 fe80::1 fe80::1%eth0 fc00::1 fd00::1 fec0::1 ff02::1 ff0e::1 2001:db8::1 3fff::1
+2001::1 2002:7f00:1:: 2002:808:808::1 64:ff9b::7f00:1 64:ff9b::808:808 64:ff9b:1::1
+::ffff:127.0.0.1 ::ffff:8.8.8.8 ::127.0.0.1 100::1 5f00::1 2130706433 0x7f.1 x
+"""
+
 
 class RecordingSockets(httpcore.AsyncNetworkBackend):
     """Connects nowhere; remembers where to. Addresses in `dead` do not answer."""
@@ -45,14 +53,7 @@ def connect(sockets: RecordingSockets, resolver: Resolver, allow_private: bool =
     asyncio.run(backend.connect_tcp("name.test", 443))
 
 
-@pytest.mark.parametrize(
-    "address",
-    "127.0.0.1 127.255.0.1 0.0.0.0 10.0.0.1 172.16.0.1 192.168.1.1 169.254.169.254 100.64.0.1 "
-    "192.0.2.1 198.18.0.1 192.88.99.1 224.0.0.1 239.1.1.1 240.0.0.1 255.255.255.255 "
-    ":: ::1 fe80::1 fe80::1%eth0 fc00::1 fd00::1 fec0::1 ff02::1 ff0e::1 2001:db8::1 3fff::1 "
-    "2001::1 2002:7f00:1:: 2002:808:808::1 64:ff9b::7f00:1 64:ff9b::808:808 64:ff9b:1::1 "
-    "::ffff:127.0.0.1 ::ffff:8.8.8.8 ::127.0.0.1 100::1 5f00::1 2130706433 0x7f.1 x".split(),
-)
+@pytest.mark.parametrize("address", NOT_PUBLIC.split())
 def test_no_other_address_is_public(address: str) -> None:
     assert not is_public(address)
 

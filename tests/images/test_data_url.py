@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 from urllib.parse import quote
 
 import pytest
@@ -101,10 +102,8 @@ def test_bare_base64_has_no_percent_escapes() -> None:
 @given(st.text(max_size=40))
 def test_no_text_raises_anything_else(text: str) -> None:
     for url in (text, f"data:{text}", f"data:;base64,{text}", f"data:,{text}"):
-        try:
+        with contextlib.suppress(InvalidRequest):
             assert isinstance(parse(url), bytes)
-        except InvalidRequest:
-            pass
 
 
 def test_the_limit_holds_for_decoded_bytes_and_to_the_byte() -> None:

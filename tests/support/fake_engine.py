@@ -1,13 +1,17 @@
-"""An engine that answers from a script, and a vocabulary of bytes: the API's tests need no model."""
+"""An engine that answers from a script: the tests of the API need no model."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.support.byte_vocabulary import BOS as BOS
+from tests.support.byte_vocabulary import ByteVocabulary as ByteVocabulary
+
+from selfserve.config import ModelInfo
 from selfserve.engine.interface import EngineState
 from selfserve.errors import QueueFull, RuntimeCrashed
 from selfserve.request import (
@@ -23,14 +27,7 @@ from selfserve.request import (
     Timings,
 )
 
-CONTROL_TEXTS = (
-    "<|begin|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<think>",
-    "</think>",
-)
-BOS, IM_START, IM_END, THINK, END_THINK = range(256, 256 + len(CONTROL_TEXTS))
+MODEL = ModelInfo(id="tiny:1b", quant="q4", family="tiny", created=1700000000)
 
 THINKING_TEMPLATE = """\
 {%- for m in messages -%}
@@ -48,41 +45,6 @@ THINKING_TEMPLATE = """\
 {%- endif -%}
 """
 """A small ChatML template of a model that always thinks unless it is told not to."""
-
-
-class ByteVocabulary:
-    """Each byte is the token of its value; a few control tokens follow."""
-
-    def __init__(self, template: str | None = None, *, add_bos: bool = False) -> None:
-        self.size = 256 + len(CONTROL_TEXTS)
-        self.bos_id: int | None = BOS
-        self.eos_id: int | None = IM_END
-        self.eog_ids = frozenset({IM_END})
-        self.add_bos = add_bos
-        self.special_ids: Mapping[str, int] = {
-            text: 256 + i for i, text in enumerate(CONTROL_TEXTS)
-        }
-        self.chat_template = template
-        self.metadata: Mapping[str, str] = {}
-
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        ids = [BOS] if add_special and self.add_bos else []
-        while text:
-            special = next((t for t in CONTROL_TEXTS if parse_special and text.startswith(t)), "")
-            ids += [self.special_ids[special]] if special else text[0].encode()
-            text = text[len(special) or 1 :]
-        return ids
-
-    def piece(self, token_id: int, *, special: bool = False) -> bytes:
-        if not 0 <= token_id < self.size:
-            raise IndexError(token_id)
-        if token_id < 256:
-            return bytes([token_id])
-        return CONTROL_TEXTS[token_id - 256].encode() if special else b""
-
-    def text(self, ids: Sequence[int]) -> str:
-        """The ids as a person reads them, control tokens included."""
-        return b"".join(self.piece(i, special=True) for i in ids).decode()
 
 
 @dataclass

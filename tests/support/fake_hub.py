@@ -56,6 +56,8 @@ class FakeHub:
         self.faults: dict[str, Faults] = {}
         self.requests: list[Seen] = []
         self.tree_requests = 0
+        self.tree_body: bytes | None = None
+        """What is sent in place of every file list."""
         self.page_size = 1000
         self.gated: set[str] = set()
         self.half_sent = threading.Event()
@@ -149,7 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(404, X_Error_Code="RepoNotFound")
         start = int(query.get("cursor", ["0"])[0])
         end = start + self.fake.page_size
-        body = json.dumps(items[start:end]).encode()
+        body = self.fake.tree_body or json.dumps(items[start:end]).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))

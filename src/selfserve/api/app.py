@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from selfserve.api.auth import ApiKeyGuard
+from selfserve.api.docs_page import docs_router
 from selfserve.api.errors import handle_error, handle_http_exception
 from selfserve.api.guards import HostGuard, OriginGuard
 from selfserve.api.metrics import RequestMetrics
@@ -60,6 +61,7 @@ def create_app(
         description="One open language model, served from this machine.",
         lifespan=lifespan,
         redirect_slashes=False,
+        docs_url=None,
         redoc_url=None,
     )
     app.add_exception_handler(SelfError, handle_error)
@@ -67,6 +69,7 @@ def create_app(
     app.add_exception_handler(Exception, handle_error)
     app.include_router(openai_router(service, metrics, fingerprint(model)))
     app.include_router(ops_router(engine, model, metrics))
+    app.include_router(docs_router(app))
     app.router.routes.extend(extra_routes)
     describe(app, [ChatRequest], [ChatCompletion, ChatCompletionChunk])
 

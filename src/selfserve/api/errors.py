@@ -16,6 +16,7 @@ from selfserve.errors import (
     NotFound,
     SelfError,
     StartError,
+    shown,
 )
 from selfserve.logs import get_logger
 
@@ -58,10 +59,10 @@ async def handle_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path, method = request.url.path, request.method
     if error.status_code == 404:
-        return error_response(NotFound(f"there is no route {path[:200]}"))
+        return error_response(NotFound(f"there is no route {shown(path)}"))
     if error.status_code == 405:
         allow = (error.headers or {}).get("Allow", "")
-        message = f"{path} must be called with {allow}, got {method[:20]}"
+        message = f"{shown(path)} must be called with {allow}, got {shown(method)}"
         return error_response(MethodNotAllowed(message), {"Allow": allow})
     return error_response(InvalidRequest(str(error.detail)))
 

@@ -121,7 +121,7 @@ class Exchange:
     async def _read_body(self) -> bytes:
         declared = Headers(scope=self.scope).get("content-length", "")
         if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
-            await self._refuse_body()
+            await self._refuse_body(more=True)
         chunks: list[bytes] = []
         size = 0
         more = True
@@ -130,15 +130,15 @@ class Exchange:
             if message["type"] == "http.disconnect":
                 raise ClientGone
             chunk = message.get("body", b"")
+            more = message.get("more_body", False)
             size += len(chunk)
             if size > MAX_BODY_BYTES:
                 chunks.clear()
-                await self._refuse_body()
+                await self._refuse_body(more)
             chunks.append(chunk)
-            more = message.get("more_body", False)
         return b"".join(chunks)
 
-    async def _refuse_body(self) -> None:
+    async def _refuse_body(self, more: bool) -> None:
         """Answers 413 while the body is still coming, then reads the rest into nothing."""
         error = RequestTooLarge(f"the body must be at most {MAX_BODY_BYTES} bytes")
         body = error_json(error).encode("ascii")
@@ -151,7 +151,6 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": body, "more_body": True})
         try:
             async with asyncio.timeout(LINGER_S):
-                more = True
                 while more:
                     more = (await self._receive()).get("more_body", False)
         except TimeoutError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -45,12 +46,12 @@ async def model_card(service: Service) -> dict[str, Any]:
             "request_timeout_s": settings.request_timeout_s,
             "thinking": template.supports_thinking and model.thinking_default,
             "reasoning_budgets": dict(settings.reasoning_budgets),
-            "sampling": default_sampling(model.sampling),
+            "sampling": default_sampling(service.recommended_sampling),
         },
     }
 
 
-def default_sampling(recommended: dict[str, Any]) -> dict[str, Any]:
+def default_sampling(recommended: Mapping[str, Any]) -> dict[str, Any]:
     """The sampling of a request that says nothing; its seed is drawn anew for each."""
     known = SamplingParams.__struct_fields__
     params = SamplingParams(**{k: v for k, v in recommended.items() if k in known})

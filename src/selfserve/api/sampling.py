@@ -6,18 +6,45 @@ import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
-from selfserve.api.sampling_fields import Bias
+from selfserve.api.sampling_fields import Bias, Positive, SamplingFields
 from selfserve.engine.interface import Vocabulary
 from selfserve.errors import InvalidRequest
+from selfserve.logs import get_logger
 from selfserve.request import SamplingParams
+
+log = get_logger("api")
 
 RANDOM_SEED = 0xFFFF_FFFF
 """The 32-bit seed that libllama takes for "choose one yourself"."""
 
 _RESOLVED = frozenset({"seed", "logit_bias", "penalize_answer_only"})
 _COPIED = tuple(name for name in SamplingParams.__struct_fields__ if name not in _RESOLVED)
+
+_FILE_KEYS = {
+    "samplers": "sequence",
+    "temperature": "temp",
+    "repeat_last_n": "penalty_last_n",
+    "repeat_penalty": "penalty_repeat",
+} | {
+    name: name
+    for name in (
+        "top_k",
+        "top_p",
+        "min_p",
+        "xtc_probability",
+        "xtc_threshold",
+        "mirostat",
+        "mirostat_tau",
+        "mirostat_eta",
+    )
+}
+"""Field name → last part of the key in a GGUF file."""
+
+
+class _FileFields(SamplingFields):
+    temperature: Positive | None = None
 
 
 def sampling_params(
@@ -45,6 +72,31 @@ def sampling_params(
         logit_bias=resolve_bias(getattr(fields, "logit_bias", None) or (), vocabulary),
         penalize_answer_only=penalize_answer_only,
     )
+
+
+def file_sampling(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """What a model file recommends in its own metadata, by field name; values that a request
+    could not have are left out."""
+    found: dict[str, Any] = {}
+    for name, key in _FILE_KEYS.items():
+        text = metadata.get(f"general.sampling.{key}")
+        if text is None:
+            continue
+        value: Any = text.split(";") if name == "samplers" else _number(text)
+        try:
+            fields = _FileFields.model_validate({name: value})
+        except ValidationError:
+            log.warning("the model file's general.sampling.%s is invalid and not used", key)
+        else:
+            found[name] = getattr(fields, name)
+    return found
+
+
+def _number(text: str) -> object:
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def resolve_seed(seed: int | None) -> int:

@@ -19,12 +19,15 @@ MAX_SAMPLERS = 64
 MAX_BREAKERS = 64
 
 SAMPLER_LETTERS = dict(zip("edskypmxt", DEFAULT_SAMPLERS, strict=True))
-SAMPLER_ALIASES = {
+SAMPLER_NAMES = {name: name for name in DEFAULT_SAMPLERS} | {
+    "typ": "typ_p",
     "typical": "typ_p",
     "typical_p": "typ_p",
     "temp": "temperature",
     "nucleus": "top_p",
+    **{name.replace("_", "-"): name for name in DEFAULT_SAMPLERS if "_" in name},
 }
+"""Every name that clients write for a sampler."""
 
 BiasKey = int | str
 Bias = tuple[BiasKey, float]
@@ -37,8 +40,7 @@ def parse_samplers(value: object) -> tuple[str, ...]:
         known: Mapping[str, str] = SAMPLER_LETTERS
         names: list[object] = list(value)
     elif isinstance(value, list):
-        known = {name: name for name in DEFAULT_SAMPLERS} | SAMPLER_ALIASES
-        names = [n.replace("-", "_") if isinstance(n, str) else n for n in value]
+        known, names = SAMPLER_NAMES, value
     else:
         raise invalid("must be an array of sampler names or a string of their letters", got=value)
     if len(names) > MAX_SAMPLERS:
@@ -46,7 +48,8 @@ def parse_samplers(value: object) -> tuple[str, ...]:
     for index, name in enumerate(names):
         if not isinstance(name, str) or name not in known:
             path = f"[{index}]" if isinstance(value, list) else ""
-            raise invalid(f"must be one of {', '.join(known)}", got=name, path=path)
+            shortest = DEFAULT_SAMPLERS if isinstance(value, list) else SAMPLER_LETTERS
+            raise invalid(f"must be one of {', '.join(shortest)}", got=name, path=path)
     return tuple(known[str(name)] for name in names)
 
 
@@ -106,7 +109,7 @@ Samplers = Annotated[
             "anyOf": [
                 {
                     "type": "array",
-                    "items": {"enum": [*DEFAULT_SAMPLERS, *SAMPLER_ALIASES]},
+                    "items": {"enum": list(SAMPLER_NAMES)},
                     "maxItems": MAX_SAMPLERS,
                 },
                 {"type": "string", "pattern": "^[edskypmxt]{0,64}$"},
@@ -144,6 +147,7 @@ Breakers = Annotated[
     BeforeValidator(parse_breakers),
     WithJsonSchema({"type": "array", "items": {"type": "string"}, "maxItems": MAX_BREAKERS}),
 ]
+Ignored = Annotated[Any, Field(description="Accepted and ignored.")]
 Boolean = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(strict=True)]
 Object = Annotated[dict[str, Any], Field(strict=True)]
@@ -161,37 +165,77 @@ class RequestModel(BaseModel):
     )
 
 
+class StreamOptions(RequestModel):
+    """Details of a stream."""
+
+    include_usage: Boolean | None = None
+    """One more chunk with the usage at the end."""
+    include_obfuscation: Boolean | None = None
+    """Accepted without effect."""
+
+
 class SamplingFields(RequestModel):
     """Fields that mean the same on both endpoints. None: not said, so a default holds."""
 
     dynatemp_range: Positive | None = None
+    """The temperature is drawn by entropy from [t - range, t + range], not under 0."""
     dynatemp_exponent: Positive | None = None
+    """Bends the curve between entropy and temperature."""
     top_k: Annotated[int, Integer(-1)] | None = None
+    """Only the k most probable tokens; 0 and -1: all."""
     top_p: Fraction | None = None
+    """Only the most probable tokens whose probabilities sum to it; 1: all."""
     min_p: Fraction | None = None
+    """Only tokens at least this probable, relative to the most probable one; 0: all."""
     top_n_sigma: Annotated[float, Number()] | None = None
+    """Only tokens within n standard deviations of the best logit; below 0: all."""
     typical_p: Fraction | None = None
+    """Locally typical sampling; 1: off."""
     min_keep: Count | None = None
+    """Candidates that each truncating sampler must leave."""
     repeat_penalty: Annotated[float, Number(0.01, 100)] | None = None
+    """Divides the logits of repeated tokens; 1: off."""
     repeat_last_n: Window | None = None
+    """Tokens that count as recent; 0: none, -1: the context."""
     dry_multiplier: Positive | None = None
+    """Strength of the DRY repetition penalty; 0: off."""
     dry_base: Annotated[float, Number()] | None = None
+    """Base of its growth; below 1: the default."""
     dry_allowed_length: Count | None = None
+    """Length of repetitions that stay free."""
     dry_penalty_last_n: Window | None = None
+    """Tokens that it looks at; 0: none, -1: the context."""
     dry_sequence_breakers: Breakers | None = None
+    """Texts that end a repetition; empty ones are skipped."""
     xtc_probability: Fraction | None = None
+    """Chance of removing the most probable tokens; 0: off."""
     xtc_threshold: Fraction | None = None
+    """Only tokens above it are removed; over 0.5: none."""
     mirostat: Annotated[int, Integer(0, 2)] | None = None
+    """1 or 2 replace the truncating samplers; 0: off."""
     mirostat_tau: Positive | None = None
+    """Target entropy of Mirostat."""
     mirostat_eta: Positive | None = None
+    """Learning rate of Mirostat."""
     samplers: Samplers | None = None
+    """Order and choice of the samplers: names, or a string of their letters."""
     seed: Annotated[int, Integer(-(2**63), 2**63 - 1)] | None = None
+    """-1: random."""
     ignore_eos: Boolean | None = None
+    """Bans all tokens that end a generation."""
     logit_bias: LogitBias | None = None
+    """Added to the logits of tokens (ids or texts); false: never."""
     grammar: Text | None = None
+    """GBNF that the answer follows."""
     json_schema: Object | None = None
+    """Schema that the answer follows; {}: any JSON value."""
     cache_prompt: Boolean | None = None
+    """False: the prompt is computed anew and nothing is kept."""
     id_slot: Annotated[int, Integer(-1)] | None = None
+    """Runs in that slot; -1: any."""
     t_max_predict_ms: Count | None = None
+    """Time of generation from the first token; 0: no limit."""
     timings_per_token: Boolean | None = None
+    """Adds timings to the events."""
     return_progress: Boolean | None = None
+    """Events about a prompt that is being evaluated; only in streams."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractContextManager
-from typing import cast
+from functools import cached_property
+from typing import Any, cast
 
+from selfserve.api.sampling import file_sampling
 from selfserve.api.workers import Workers
 from selfserve.config import ModelInfo, ServerSettings
 from selfserve.engine.interface import Engine, Vocabulary
@@ -52,6 +54,12 @@ class Service:
     def has_vision(self) -> bool:
         return bool(self.ready.info.get("vision", False))
 
+    @cached_property
+    def recommended_sampling(self) -> Mapping[str, Any]:
+        """Settings between a request's own and the contract's defaults: the catalogue's, else
+        those in the model file. Raises ModelLoading before the file was read."""
+        return {**file_sampling(self.vocabulary.metadata), **self.model.sampling}
+
     def admit(self, count: int = 1) -> AbstractContextManager[None]:
         """Places for `count` prompts until the request ends. Raises QueueFull or
         EngineUnavailable at once."""
@@ -68,15 +76,18 @@ class Service:
         source = self.vocabulary.chat_template or CHATML
         return find_format(source, self.vocabulary.special_ids)
 
-    def check_length(self, num_prompt: int) -> None:
-        """Raises InvalidRequest for a prompt that is empty or leaves no room for an answer."""
+    def check_length(self, num_prompt: int, *, param: str | None = None) -> None:
+        """Raises InvalidRequest for a prompt that is empty or leaves no room for an answer.
+        `param` is the path of the field that holds it."""
         context = self.ready.context_size
+        name = param or "the prompt"
         if num_prompt == 0:
-            raise InvalidRequest("the prompt must have at least 1 token, got 0")
+            raise InvalidRequest(f"{name} must have at least 1 token, got 0", param=param)
         if num_prompt > context - 1:
             raise ContextLengthExceeded(
-                f"the prompt must have at most {context - 1} tokens, got {num_prompt}:"
+                f"{name} must have at most {context - 1} tokens, got {num_prompt}:"
                 f" the context is {context} tokens, prompt and answer together",
+                param=param,
                 details={"n_prompt_tokens": num_prompt, "n_ctx": context},
             )
 

@@ -1,10 +1,26 @@
-"""Timings and progress as JSON objects: the same on both endpoints."""
+"""Ends, counts and times as JSON: the same on both endpoints."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from selfserve.request import Progress, Timings
+from selfserve.request import Finished, Progress, StopType, Timings
+
+
+def finish_reason(finished: Finished) -> str:
+    """`length` where a limit ended the answer, else `stop`."""
+    return "length" if finished.stop_type == StopType.LIMIT else "stop"
+
+
+def usage_object(finished: Finished) -> dict[str, Any]:
+    """Token counts; the total is the sum of the other two."""
+    return {
+        "prompt_tokens": finished.prompt_tokens,
+        "completion_tokens": finished.completion_tokens,
+        "total_tokens": finished.prompt_tokens + finished.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": finished.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": finished.reasoning_tokens},
+    }
 
 
 def timings_object(timings: Timings) -> dict[str, Any]:

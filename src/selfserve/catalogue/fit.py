@@ -139,7 +139,7 @@ def compute_bytes(shape: Shape, load: Load) -> int:
     scores = 0
     if not load.flash_attention and shape.attention:
         scores = rows * shape.num_heads * _padded(load.context_size) * _FLOAT
-    return mask + max(layer, logits, scores) + outputs * shape.vocab_size * _FLOAT
+    return mask + max(layer + scores, logits)
 
 
 def check(

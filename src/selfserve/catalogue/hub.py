@@ -163,7 +163,7 @@ def _check_proxies() -> None:
                 continue
             try:
                 proxy = httpx.Proxy(value if "://" in value else f"http://{value}")
-                usable = bool(proxy.url.host)
+                usable = bool(proxy.url.host) and not any(char.isspace() for char in value)
             except (ValueError, httpx.InvalidURL):
                 usable = False
             if not usable:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import functools
+import os
 from importlib import resources
+from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
@@ -143,11 +145,24 @@ class Catalogue(_Record):
         return f"known names: {known}; or give the path of a GGUF file, or hf:owner/repo"
 
 
-@functools.cache
 def catalogue() -> Catalogue:
-    """The catalogue that came with this version."""
-    text = resources.files(__package__).joinpath("catalogue.yaml").read_text("utf-8")
-    return parse_catalogue(text)
+    """The catalogue that came with this version, or the one in the file that `SELF_CATALOGUE`
+    names. Raises SettingsError if that one cannot be read."""
+    return _load(os.environ.get("SELF_CATALOGUE") or None)
+
+
+@functools.cache
+def _load(path: str | None) -> Catalogue:
+    if path is None:
+        return parse_catalogue(
+            resources.files(__package__).joinpath("catalogue.yaml").read_text("utf-8")
+        )
+    try:
+        return parse_catalogue(Path(path).expanduser().read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(
+            f"SELF_CATALOGUE: {path} cannot be read: {error}", param="SELF_CATALOGUE"
+        ) from error
 
 
 def parse_catalogue(text: str) -> Catalogue:

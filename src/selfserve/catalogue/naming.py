@@ -132,7 +132,8 @@ def choose_projector(names: Iterable[str], model: str) -> str | None:
 
 def _fitting(models: list[str], quant: str) -> list[str]:
     wanted = quant.upper()
-    by_name = [name for name in models if wanted in (name.upper(), name.rsplit("/", 1)[-1].upper())]
+    by_path = [name for name in models if name.upper() == wanted]
+    by_name = by_path or [name for name in models if name.rsplit("/", 1)[-1].upper() == wanted]
     if by_name:
         return by_name
     exact = [name for name in models if quant_label(name) == wanted]

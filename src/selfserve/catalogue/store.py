@@ -24,7 +24,7 @@ from selfserve.catalogue import download, naming
 from selfserve.catalogue.hub import hub_client
 from selfserve.catalogue.known import Catalogue, Entry, ModelFile, catalogue
 from selfserve.config import ModelInfo
-from selfserve.errors import DownloadError, ModelNotFound
+from selfserve.errors import DownloadError, ModelNotFound, StartError
 from selfserve.logs import get_logger
 
 FileProgress = Callable[[ModelFile, int], None]
@@ -94,7 +94,8 @@ class Store:
     """The models folder. Several processes may use it at once."""
 
     def __init__(self, root: Path | None = None) -> None:
-        self.root = default_root() if root is None else root
+        # Links stay what they are, for they are what is removed.
+        self.root = Path(os.path.abspath(default_root() if root is None else root))
 
     def path_of(self, file: ModelFile) -> Path:
         """Where `file` lies or will lie. Raises ModelNotFound for a package that is missing."""
@@ -144,7 +145,7 @@ class Store:
             return None
         folder = self.folder_of(repository)
         projector = naming.choose_projector(names, chosen[0])
-        label = naming.quant_label(chosen[0]) or chosen[0].rsplit("/", 1)[-1]
+        label = _label(names, chosen[0])
         parts = tuple(folder / name for name in chosen)
         return ResolvedModel(
             path=parts[0],
@@ -225,13 +226,11 @@ class Store:
         Folders that become empty go too. Raises ModelNotFound if a path is not in the store.
         """
         freed = 0
-        for target in targets:
+        for target in (Path(os.path.abspath(path)) for path in targets):
             if not target.is_relative_to(self.root):
                 raise ModelNotFound(f"{target} is not in the models folder {self.root}")
             for path in (target, download.part_path(target), download.state_path(target)):
-                if path.is_symlink() or path.exists():
-                    freed += path.lstat().st_size
-                    path.unlink()
+                freed += _unlinked(path)
             self._remove_empty(target.parent)
         return freed
 
@@ -269,16 +268,41 @@ class Store:
 
     @contextmanager
     def _lock(self, file: ModelFile) -> Iterator[None]:
-        folder = self.root / ".locks"
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / f"{file.sha256}.lock")
-        with lock.acquire(poll_interval=0.2):
+        path = self.root / ".locks" / f"{file.sha256}.lock"
+        lock = FileLock(path)
+        try:
+            path.parent.mkdir(exist_ok=True)
+            lock.acquire(poll_interval=0.2)
+        except OSError as error:
+            raise DownloadError(f"{path}: cannot be locked: {error.strerror}") from error
+        try:
             yield
+        finally:
+            lock.release()
 
     def _remove_empty(self, folder: Path) -> None:
         while folder != self.root and folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
             folder = folder.parent
+
+
+def _unlinked(path: Path) -> int:
+    """Removes a file, or a link and not what it leads to; returns its bytes, 0 if none is there."""
+    try:
+        size = path.lstat().st_size
+        path.unlink()
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise StartError(f"{path}: cannot be removed: {error.strerror}") from error
+    return size
+
+
+def _label(names: list[str], model: str) -> str:
+    """What tells `model` apart from the others of its repository: quantization or file name."""
+    label = naming.quant_label(model)
+    same = [name for name in naming.models_among(names) if naming.quant_label(name) == label]
+    return label if label and len(same) == 1 else model
 
 
 def _hub_cache() -> Path:

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from selfserve.cli import output
+from selfserve.cli.bench import bench
 from selfserve.cli.serve import serve
 from selfserve.errors import SelfError
 
@@ -42,6 +43,7 @@ def command_line() -> typer.Typer:
     )
     app.callback()(_common)
     app.command()(serve)
+    app.command()(bench)
     return app
 
 

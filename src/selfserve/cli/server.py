@@ -84,7 +84,7 @@ async def _serve(
             await _wait_ready(engine, stop)
             if not stop.is_set():
                 _announce_address(listener, server_settings, time.monotonic() - began)
-            await _first_of(stop.wait(), asyncio.shield(serving))
+            await _first_of(stop.wait(), asyncio.shield(serving), engine.wait_given_up())
             output.status("Stopping; Ctrl-C again ends at once")
         finally:
             await _drain(engine, server, serving, server_settings.drain_s if stop.is_set() else 0)

@@ -11,6 +11,7 @@ from selfserve.engine.plan import Chunk
 from selfserve.engine.runner import Logits, Runner
 from selfserve.engine.sequence import Sequence
 from selfserve.engine.slots import SlotTable
+from selfserve.engine.speculation import MAX_DRAFT, LookupDrafter, StepCosts
 from selfserve.request import Event, Finished, StopType
 
 Stop = tuple[StopType, bool]
@@ -21,9 +22,16 @@ class Advancer:
     """Appends chosen tokens to sequences and decides when they end."""
 
     def __init__(
-        self, runner: Runner, slots: SlotTable, *, clock: Callable[[], float] = time.perf_counter
+        self,
+        runner: Runner,
+        slots: SlotTable,
+        *,
+        costs: StepCosts | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """`costs` are those of decoding drafts; None: no drafts."""
         self._runner = runner
+        self._costs = costs
         self._vocabulary = runner.vocabulary
         self._context_size = runner.capabilities.context_size
         self._slots = slots
@@ -34,6 +42,8 @@ class Advancer:
         request = sequence.request
         sampler = self._runner.sampler(request.sampling, request.prompt)
         sequence.chooser = TokenChooser(self._vocabulary, request, sampler, constraint)
+        if self._costs is not None:
+            sequence.drafter = LookupDrafter(request.prompt, max_draft=MAX_DRAFT, costs=self._costs)
         sequence.started_s = self._clock()
 
     def advance(self, chunk: Chunk, rows: Logits) -> tuple[list[Event], bool]:
@@ -47,9 +57,11 @@ class Advancer:
             stop = self._make_room(sequence)
         if stop is not None:
             sequence.output.finish()
+            if sequence.output.stopping_word:
+                stop = StopType.WORD, False
         now_s = self._clock()
         events: list[Event] = []
-        delta = sequence.take_delta(now_s)
+        delta = sequence.take_delta(now_s, is_last=stop is not None)
         if delta is not None:
             events.append(delta)
         if stop is not None:
@@ -64,47 +76,70 @@ class Advancer:
 
     def _choose(self, chunk: Chunk, rows: Logits) -> Stop | None:
         """Takes tokens for as long as they confirm the draft; the first that does not is the
-        last one. A draft's refused tokens are dropped from memory."""
+        last one. What the draft guessed wrong is dropped from memory."""
         sequence = chunk.sequence
-        assert sequence.chooser is not None
-        num_draft = len(chunk.draft)
-        sequence.draft_n += num_draft
+        num_draft, num_accepted = len(chunk.draft), 0
         stop: Stop | None = None
         for i in range(num_draft + 1):
-            constrained = not sequence.output.in_reasoning
-            token, probs = sequence.chooser.choose(
-                rows[i], chunk.first_row + i, constrained=constrained
-            )
-            if probs is not None:
-                sequence.probs.append(probs)
-            stop = self._append(sequence, token)
-            if stop is None and sequence.output.closing_due:
-                stop = self._close_reasoning(sequence)
-                break
+            token, stop = self._choose_one(sequence, rows[i], chunk.first_row + i)
             if stop is not None or i == num_draft or token != chunk.draft[i]:
                 break
+            if sequence.num_pending > 1:  # tokens were written beside the chosen one
+                break
+            num_accepted += 1
             sequence.num_computed += 1
-            sequence.draft_n_accepted += 1
-        if num_draft and not self._slots.cut(sequence, sequence.num_computed):
-            self._slots.restart(sequence, 0)
+        if num_draft:
+            sequence.drafter.record(num_draft, num_accepted)
+            if not self._slots.cut(sequence, sequence.num_computed):
+                self._slots.restart(sequence, 0)
         return stop
+
+    def _choose_one(self, sequence: Sequence, logits: Logits, row: int) -> tuple[int, Stop | None]:
+        """One token from one row of logits, and the tokens that follow from it without asking
+        the model."""
+        assert sequence.chooser is not None
+        constrained = not sequence.output.in_reasoning
+        token, probs = sequence.chooser.choose(logits, row, constrained=constrained)
+        if probs is not None:
+            sequence.probs.append(probs)
+        stop = self._append(sequence, token)
+        if stop is None and sequence.output.closing_due:
+            stop = self._close_reasoning(sequence)
+        elif stop is None and constrained:
+            stop = self._append_forced(sequence)
+        return token, stop
+
+    def _append_forced(self, sequence: Sequence) -> Stop | None:
+        """Where the grammar leaves one way, goes it; where it leaves none, ends."""
+        chooser = sequence.chooser
+        assert chooser is not None
+        if chooser.constraint is None:
+            return None
+        if chooser.constraint.must_stop:
+            return StopType.EOS, False
+        if sequence.request.n_probs:
+            return None  # tokens that nobody sampled have no probabilities to show
+        # The context may be full before the forced text ends.
+        room = self._context_size - len(sequence.tokens)
+        for token in chooser.constraint.forced_tokens()[:room]:
+            chooser.accept(token, constrained=True)
+            stop = self._append(sequence, token)
+            if stop is not None:
+                return stop
+        return (StopType.EOS, False) if chooser.constraint.must_stop else None
 
     def _append(self, sequence: Sequence, token: int) -> Stop | None:
         request = sequence.request
         if sequence.num_generated == 0:
             sequence.first_token_s = self._clock()
-        sequence.tokens.append(token)
-        sequence.unsent_tokens.append(token)
-        sequence.num_generated += 1
+        sequence.append(token)
         output = sequence.output
         if token in self._vocabulary.eog_ids and not request.sampling.ignore_eos:
             return StopType.EOS, False
         output.push(token)
         if output.stopping_word:
             return StopType.WORD, False
-        if output.is_dedented:
-            return StopType.LIMIT, False
-        if request.max_tokens is not None and sequence.num_generated >= request.max_tokens:
+        if output.is_dedented or sequence.num_left <= 0:
             return StopType.LIMIT, False
         if request.time_limit_ms:
             spent_ms = (self._clock() - sequence.first_token_s) * 1e3

@@ -72,7 +72,7 @@ class TokenChooser:
         wants_raw = num_probs > 0 and not self._request.post_sampling_probs
         raw = log_softmax(logits) if wants_raw else None
         constraint = self.constraint if constrained else None
-        if constraint is not None:
+        if constraint is not None and not self._is_allowed_anyway(constraint, logits):
             constraint.apply(logits)
         if num_probs > 0 and self._request.post_sampling_probs:
             token, ids, values = self._sampler.sample_with_probs(logits)
@@ -89,6 +89,11 @@ class TokenChooser:
         if constraint is not None:
             constraint.accept(token)
         return token, probs
+
+    def _is_allowed_anyway(self, constraint: ConstraintState, logits: Logits) -> bool:
+        """True if the mask would change nothing: the one token that can be chosen is allowed.
+        Testing it costs far less than a mask over a large vocabulary."""
+        return self._greedy and constraint.allows(int(logits.argmax()))
 
     def accept(self, token: int, *, constrained: bool) -> None:
         """Takes note of a token that the engine wrote itself."""

@@ -1,25 +1,19 @@
-"""The engine as the HTTP process sees it: starts the engine process, sends it requests, and gives
-each of them its own stream of events. Everything here belongs to the event loop's thread."""
+"""The engine as the HTTP process sees it: takes requests, gives each its own stream of events,
+and brings a dead engine back. Everything here belongs to the event loop's thread."""
 
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
-import shutil
-import tempfile
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from multiprocessing.process import BaseProcess
-
-import msgspec
-import zmq
 
 from selfserve.config import EngineSettings
-from selfserve.engine import channel, process
+from selfserve.engine import process
 from selfserve.engine.interface import EngineState, Vocabulary
 from selfserve.engine.llama_runner import load_vocabulary
+from selfserve.engine.supervisor import EngineProcess
 from selfserve.errors import (
     EngineUnavailable,
     ModelLoadError,
@@ -33,7 +27,6 @@ from selfserve.errors import (
 from selfserve.logs import get_logger
 from selfserve.request import (
     Abort,
-    Command,
     Event,
     Failed,
     Finished,
@@ -42,7 +35,6 @@ from selfserve.request import (
     Message,
     Ready,
     Request,
-    Shutdown,
     Submit,
 )
 
@@ -52,6 +44,11 @@ STALLED_AFTER_S = 60.0
 """Without a heartbeat. Longer than the longest honest step: a large model's batch on a slow CPU."""
 RETRY_AFTER_S = 2
 """What clients are told to wait after `queue_full` or while the engine is away."""
+MAX_CRASHES = 3
+CRASH_WINDOW_S = 120.0
+"""So many crashes in so short a time are no accident: the engine is not started again."""
+BACK_OFF_S = 0.5
+"""Before the first new start; each further one waits twice as long."""
 
 
 class Mailbox:
@@ -94,8 +91,10 @@ class EngineClient:
         self._load_error: SelfError | None = None
         self._is_ready = asyncio.Event()
         self._vocabulary: Vocabulary | None = None
-        self._process: BaseProcess | None = None
-        self._decoder = msgspec.msgpack.Decoder(list[Message])
+        self._process: EngineProcess | None = None
+        self._crashes: deque[float] = deque()
+        self._restart: asyncio.Task[None] | None = None
+        self._has_given_up = asyncio.Event()
         self.loading_progress = 0.0
         """Share of the weights that is loaded, 0 to 1."""
 
@@ -103,23 +102,10 @@ class EngineClient:
 
     async def start(self) -> None:
         """Spawns the engine process and loads the vocabulary; the model goes on loading after."""
-        # Only this user may enter the folder, so only this user can reach the sockets in it.
-        self._folder = tempfile.mkdtemp(prefix="self-")
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._commands = self._context.socket(zmq.PUSH)
-        self._commands.setsockopt(zmq.SNDHWM, 0)
-        self._commands.bind(channel.endpoint(self._folder, channel.COMMANDS))
-        self._messages = self._context.socket(zmq.PULL)
-        self._messages.setsockopt(zmq.RCVHWM, 0)
-        self._messages.bind(channel.endpoint(self._folder, channel.MESSAGES))
-        loop = asyncio.get_running_loop()
-        loop.add_reader(self._messages.fileno(), self._receive)
-        spawn = multiprocessing.get_context("spawn")
-        self._process = spawn.Process(
-            target=process.run, args=(self._settings, self._folder), name="self-engine", daemon=True
+        self._process = EngineProcess(
+            self._settings, on_message=self._take, on_end=self._process_ended
         )
-        await asyncio.to_thread(self._process.start)
-        loop.add_reader(self._process.sentinel, self._process_ended)
+        await self._process.start()
         try:
             self._vocabulary = await asyncio.to_thread(load_vocabulary, self._settings.model_path)
         except SelfError as error:
@@ -131,6 +117,14 @@ class EngineClient:
         await self._is_ready.wait()
         if self._load_error is not None:
             raise self._load_error
+
+    async def wait_given_up(self) -> None:
+        """Raises RuntimeCrashed when the engine has crashed too often to be started again."""
+        await self._has_given_up.wait()
+        raise RuntimeCrashed(
+            f"the engine crashed {MAX_CRASHES} times within {CRASH_WINDOW_S:g} s; "
+            "--verbose shows libllama's own words"
+        )
 
     def begin_drain(self) -> None:
         """From now on newcomers are refused with ShuttingDown; running requests go on."""
@@ -144,25 +138,13 @@ class EngineClient:
     async def close(self) -> None:
         """Ends the engine process; requests that still run fail with ShuttingDown."""
         self._state = EngineState.STOPPING
-        if self._process is None:
-            return
-        loop = asyncio.get_running_loop()
-        if self._process.is_alive():
-            self._send(Shutdown())
-            await asyncio.to_thread(self._process.join, 2.0)
-        if self._process.is_alive():  # a long step, or one that hangs
-            self._process.kill()
-            await asyncio.to_thread(self._process.join)
-        self._receive()
+        if self._restart is not None:
+            self._restart.cancel()
+            await asyncio.gather(self._restart, return_exceptions=True)
+        if self._process is not None:
+            await self._process.close()
+            self._process = None
         self._fail_all(ShuttingDown("the server is shutting down"))
-        loop.remove_reader(self._process.sentinel)
-        loop.remove_reader(self._messages.fileno())
-        self._process.close()
-        self._process = None
-        self._commands.close(linger=0)
-        self._messages.close(linger=0)
-        self._context.term()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     # --- what the API asks ----------------------------------------------------------------
 
@@ -211,11 +193,11 @@ class EngineClient:
 
     async def submit(self, request: Request) -> AsyncIterator[Event]:
         """Runs a request; see `Engine.submit`."""
-        if self._state is EngineState.CRASHED:
-            yield self._crashed(request.id)
+        if self._process is None or self._state in (EngineState.CRASHED, EngineState.RESTARTING):
+            yield _failed(request.id, RuntimeCrashed("the engine is not running"))
             return
         mailbox = self._mailboxes[request.id] = Mailbox()
-        self._send(Submit(request=request))
+        self._process.send(Submit(request=request))
         has_ended = False
         try:
             while not has_ended:
@@ -224,26 +206,13 @@ class EngineClient:
                 yield event
         finally:
             self._mailboxes.pop(request.id, None)
-            if not has_ended:
-                self._send(Abort(id=request.id))
+            if not has_ended and self._process is not None:
+                self._process.send(Abort(id=request.id))
 
-    # --- the wire -------------------------------------------------------------------------
-
-    def _send(self, command: Command) -> None:
-        self._commands.send(channel.encode([command]), zmq.NOBLOCK)
-
-    def _receive(self) -> None:
-        """Reads all that is there. ZeroMQ signals only the change from empty, so none may stay."""
-        while True:
-            try:
-                data = self._messages.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._heard_s = time.monotonic()
-            for message in self._decoder.decode(data):
-                self._take(message)
+    # --- what the engine says -------------------------------------------------------------
 
     def _take(self, message: Message) -> None:
+        self._heard_s = time.monotonic()
         match message:
             case Heartbeat():
                 self._heartbeat = message
@@ -251,7 +220,7 @@ class EngineClient:
                 self.loading_progress = share
             case Ready():
                 self._ready = message
-                if self._state is EngineState.LOADING:
+                if self._state in (EngineState.LOADING, EngineState.RESTARTING):
                     self._state = EngineState.READY
                 self._is_ready.set()
             case Failed(id=process.START_FAILED):
@@ -261,30 +230,44 @@ class EngineClient:
                 if mailbox is not None:
                     mailbox.put(message)
 
-    def _process_ended(self) -> None:
+    def _process_ended(self, exit_code: int | None) -> None:
         """The engine process is gone: nobody may be left waiting for it."""
-        assert self._process is not None
-        asyncio.get_running_loop().remove_reader(self._process.sentinel)
-        self._receive()
         if self._state is EngineState.STOPPING:
             return
-        self._state = EngineState.CRASHED
-        self._process.join(1.0)
-        log.error("the engine process ended with code %s", self._process.exitcode)
-        if self._ready is None and self._load_error is None:
-            self._load_error = ModelLoadError(
-                "the engine process ended while it loaded the model "
-                f"(code {self._process.exitcode}); --verbose shows libllama's own words"
-            )
-        self._is_ready.set()
+        log.error("the engine process ended with code %s", exit_code)
         self._fail_all(RuntimeCrashed("the engine crashed while it computed this request"))
+        if self._ready is None:  # it never worked: a new start would fail in the same way
+            self._state = EngineState.CRASHED
+            if self._load_error is None:
+                self._load_error = ModelLoadError(
+                    "the engine process ended while it loaded the model "
+                    f"(code {exit_code}); --verbose shows libllama's own words"
+                )
+            self._is_ready.set()
+            return
+        now_s = time.monotonic()
+        self._crashes.append(now_s)
+        while now_s - self._crashes[0] > CRASH_WINDOW_S:
+            self._crashes.popleft()
+        if len(self._crashes) >= MAX_CRASHES:
+            self._state = EngineState.CRASHED
+            self._has_given_up.set()
+            return
+        self._state = EngineState.RESTARTING
+        self._restart = asyncio.create_task(self._start_again())
+
+    async def _start_again(self) -> None:
+        await asyncio.sleep(BACK_OFF_S * 2 ** (len(self._crashes) - 1))
+        assert self._process is not None
+        await self._process.start()
 
     def _fail_all(self, error: EngineUnavailable) -> None:
         for request_id, mailbox in self._mailboxes.items():
-            mailbox.put(Failed(id=request_id, error=type(error).__name__, message=error.message))
+            mailbox.put(_failed(request_id, error))
 
-    def _crashed(self, request_id: str) -> Failed:
-        return Failed(id=request_id, error="RuntimeCrashed", message="the engine is not running")
+
+def _failed(request_id: str, error: EngineUnavailable) -> Failed:
+    return Failed(id=request_id, error=type(error).__name__, message=error.message)
 
 
 _UNAVAILABLE: dict[EngineState, tuple[type[EngineUnavailable], str]] = {

@@ -11,6 +11,7 @@ from selfserve.config import EngineSettings
 from selfserve.engine.interface import Vocabulary
 from selfserve.engine.plan import Outcome, Plan
 from selfserve.engine.runner import Blob, Capabilities, Logits, TokenSampler
+from selfserve.engine.speculation import MAX_DRAFT
 from selfserve.native import context as native_context
 from selfserve.native.batch import Batch
 from selfserve.native.context import Context, ContextOptions
@@ -18,9 +19,8 @@ from selfserve.native.model import Model
 from selfserve.native.sampler import Sampler
 from selfserve.request import SamplingParams
 
-MAX_DRAFT = 16
-"""Longest draft: the rows with logits that one sequence may ask for beyond its own."""
-WARM_UP_TOKENS = 16
+WARM_UP_SIZES = (1, 2, 4, 8, 16)
+"""Tokens of the batches that are timed at the start: what drafts of these sizes cost."""
 OUTCOMES = {
     native_context.Outcome.OK: Outcome.OK,
     native_context.Outcome.NO_ROOM: Outcome.UNCHANGED,
@@ -50,7 +50,7 @@ class LlamaRunner:
         self._model.check_decodable()
         trained = self._model.train_context or settings.DEFAULT_CONTEXT
         context_size = settings.context_size or min(trained, settings.DEFAULT_CONTEXT)
-        batch_size = max(settings.num_slots, min(settings.batch_size, context_size))
+        batch_size = min(settings.batch_size, context_size * settings.num_slots)
         max_outputs = min(batch_size, settings.num_slots * (MAX_DRAFT + 1))
         self._context = Context(
             self._model,
@@ -128,22 +128,30 @@ class LlamaRunner:
     def restore(self, slot: int, blob: Blob, *, length: int, partial: bool = False) -> bool:
         return self._context.restore(slot, blob, length=length, partial=partial)
 
-    def warm_up(self) -> tuple[int, float]:
-        """Decodes a few tokens, so that no request pays for first touches of memory; then once
-        more for the clock: returns that batch's tokens and milliseconds."""
-        token = self._model.vocab.bos_id or 0
-        count = min(WARM_UP_TOKENS, self._batch.capacity)
+    def warm_up(self) -> dict[int, float]:
+        """Decodes a few small batches, so that no request pays for first touches of memory.
+
+        Returns their milliseconds by their number of tokens, rising with it.
+        """
         self._context.set_warm_up(True)
-        ms = 0.0
-        for _ in range(2):
-            begin_s = time.perf_counter()
-            self._batch.clear()
-            self._batch.add(0, 0, [token] * count, 1)
-            self._context.decode(self._batch)
-            ms = (time.perf_counter() - begin_s) * 1e3
-            self._context.set_warm_up(False)
-            self._context.clear(0)
-        return count, ms
+        self._time_batch(min(WARM_UP_SIZES))
+        self._context.set_warm_up(False)
+        costs: dict[int, float] = {}
+        least = 0.0
+        for size in WARM_UP_SIZES:
+            if size <= self._batch.capacity:
+                least = costs[size] = max(least, min(self._time_batch(size) for _ in range(2)))
+        return costs
+
+    def _time_batch(self, size: int) -> float:
+        token = self._model.vocab.bos_id or 0
+        begin_s = time.perf_counter()
+        self._batch.clear()
+        self._batch.add(0, 0, [token] * size, 1)
+        self._context.decode(self._batch)
+        self._context.logits(1)
+        self._context.clear(0)
+        return (time.perf_counter() - begin_s) * 1e3
 
     def close(self) -> None:
         self._context.close()

@@ -41,7 +41,9 @@ class OutputStream:
     @property
     def closing_due(self) -> bool:
         """The thinking budget is used up: the engine has to write the end marker now."""
-        return self._splitter is not None and self._splitter.closing_due
+        if self._splitter is None or self._detokenizer.is_pending:
+            return False  # not in the middle of a character
+        return self._splitter.closing_due
 
     @property
     def has_ended(self) -> bool:
@@ -71,6 +73,8 @@ class OutputStream:
         self._push_content(text)
         if not self.has_ended:
             self._give(self._stop.flush())
+            # Of overlapping stop strings a shorter one can turn out to stand in the held text.
+            self.stopping_word = self._stop.matched or ""
         if self._indentation is not None and not self.has_ended:
             self._content.append(self._indentation.flush())
 

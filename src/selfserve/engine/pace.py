@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-IDLE_STEP_MS = 500.0
-"""Longest step while nobody is decoding. Larger batches are hardly faster, and a newcomer or a
-hang-up is noticed only between steps."""
+IDLE_STEP_MS = 1000.0
+"""About the longest step while nobody is decoding: newcomers and hang-ups are noticed only between
+steps."""
+IDLE_BUDGETS = (512, 256, 128, 64, 32)
+"""Prompt tokens of such a step: the largest that keeps to that time. One of few sizes, chosen at
+the start, since the same prompt alone has to make the same batches every time: other batches round
+differently. Larger ones are no faster."""
 MIN_PREFILL = 4
 """Prompt tokens in a step, at least: prompts always move on."""
 LEARN_FROM = 8
@@ -23,6 +27,13 @@ class StepPace:
         """By the number of decoding sequences; 0: not measured."""
         self._prefill_ms = 1.0
         """Of one prompt token; the start value is a guess that the first prompt corrects."""
+        self._idle_budget = IDLE_BUDGETS[0]
+
+    def set_prefill_cost(self, num_tokens: int, ms: float) -> None:
+        """Starts with a measured batch of prompt tokens instead of a guess."""
+        self._prefill_ms = ms / num_tokens
+        fitting = (n for n in IDLE_BUDGETS if n * self._prefill_ms <= IDLE_STEP_MS)
+        self._idle_budget = next(fitting, IDLE_BUDGETS[-1])
 
     def record(self, num_decoding: int, num_decode: int, num_prefill: int, ms: float) -> None:
         """Learns from a step of `num_decode` tokens for `num_decoding` sequences, and
@@ -48,9 +59,13 @@ class StepPace:
         While someone decodes, the rest of the step's target; on models so slow that decoding
         alone fills it, as long again as decoding takes, or prompts would never get on.
         """
-        if num_decoding:
-            decode_ms = self.decode_ms(num_decoding)
-            rest_ms = max(self._step_ms - decode_ms, decode_ms)
-        else:
-            rest_ms = IDLE_STEP_MS
+        if num_decoding == 0:
+            return min(self._idle_budget, self._batch_size)
+        decode_ms = self.decode_ms(num_decoding)
+        rest_ms = max(self._step_ms - decode_ms, decode_ms)
         return max(MIN_PREFILL, min(int(rest_ms / self._prefill_ms), self._batch_size))
+
+    def draft_budget(self, num_decoding: int) -> int:
+        """Guessed tokens that a decode step may carry without going over the target."""
+        rest_ms = self._step_ms - self.decode_ms(num_decoding)
+        return max(0, min(int(rest_ms / self._prefill_ms), self._batch_size))

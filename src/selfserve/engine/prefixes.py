@@ -54,14 +54,19 @@ class PrefixPool(Generic[B]):
 
     `B` is whatever the runner saves; the pool never looks into it and believes the caller's
     `num_bytes`. `limit_bytes` 0 stores nothing. `cuttable` says whether the model's memory can
-    drop the tail of a sequence; if not, all entries are whole ones.
+    drop the tail of a sequence; if not, all entries are whole ones. With `keeps_contained` entries
+    are found by any common beginning, but a longer one never stands in for a shorter: for states
+    that can be brought back to some lengths (checkpoints), though not to all.
     """
 
-    def __init__(self, limit_bytes: int, *, cuttable: bool = True) -> None:
+    def __init__(
+        self, limit_bytes: int, *, cuttable: bool = True, keeps_contained: bool = False
+    ) -> None:
         if limit_bytes < 0:
             raise ValueError(f"limit_bytes must not be negative: {limit_bytes}")
         self.limit_bytes = limit_bytes
         self.cuttable = cuttable
+        self._keeps_contained = keeps_contained
         self.num_bytes = 0
         self.num_hits = 0
         self.num_evictions = 0
@@ -81,7 +86,8 @@ class PrefixPool(Generic[B]):
         With `exact` only entries all of whose tokens begin `tokens`, even if they could be cut.
         Changes nothing, so it may be asked at any time; `touch` the entry when it is used.
         """
-        whole = self._whole.longest_whole(tokens)
+        in_whole = self._cuttable if self._keeps_contained else self._whole
+        whole = in_whole.longest_whole(tokens)
         other = self._cuttable.longest_whole(tokens) if exact else self._cuttable.longest(tokens)
         # At equal length the whole one: nothing has to be cut off after restoring it.
         best = max(whole, other, key=lambda match: match.length if match else 0)
@@ -90,7 +96,9 @@ class PrefixPool(Generic[B]):
     def covers(self, tokens: Sequence[int]) -> bool:
         """True if saving the state of `tokens` would add nothing to what the pool can restore."""
         found = self.find(tokens)
-        return not len(tokens) or (found is not None and found.length == len(tokens))
+        if not len(tokens) or found is None or found.length < len(tokens):
+            return not len(tokens)
+        return not self._keeps_contained or found.entry.num_tokens == len(tokens)
 
     def make_room(
         self, num_bytes: int, *, tokens: Sequence[int] = (), checkpoint: bool = False
@@ -173,10 +181,11 @@ class PrefixPool(Generic[B]):
         return self._whole if entry.whole else self._cuttable
 
     def _replaced_by(self, tokens: Sequence[int], checkpoint: bool) -> list[Entry[B]]:
-        if checkpoint or not self.cuttable:
-            return [
-                place.value
-                for place in self._whole.whole_prefixes(tokens)
-                if place.num_tokens == len(tokens)
-            ]
-        return [place.value for place in self._cuttable.whole_prefixes(tokens)]
+        is_whole = checkpoint or not self.cuttable
+        trie = self._whole if is_whole else self._cuttable
+        only_equal = is_whole or self._keeps_contained
+        return [
+            place.value
+            for place in trie.whole_prefixes(tokens)
+            if not only_equal or place.num_tokens == len(tokens)
+        ]

@@ -17,6 +17,7 @@ from selfserve.engine.loop import EngineLoop
 from selfserve.engine.pace import StepPace
 from selfserve.engine.scheduler import Scheduler, failed
 from selfserve.engine.slots import SlotTable
+from selfserve.engine.speculation import StepCosts
 from selfserve.errors import SelfError
 from selfserve.logs import configure, get_logger
 from selfserve.request import Loading, Ready
@@ -57,11 +58,13 @@ def _serve(
 ) -> None:
     capabilities = runner.capabilities
     pace = StepPace(settings.step_ms, capabilities.batch_size, capabilities.num_slots)
-    if settings.warm_up:
-        num_tokens, ms = runner.warm_up()
-        pace.record(0, 0, num_tokens, ms)
+    costs = runner.warm_up()
+    most = max(costs)
+    pace.set_prefill_cost(most, costs[most])
     slots = SlotTable(runner, settings.cache_ram_bytes or 0)
-    scheduler = Scheduler(runner, slots, pace)
+    scheduler = Scheduler(
+        runner, slots, pace, costs=StepCosts(costs) if settings.speculate else None
+    )
 
     def make_factory() -> ConstraintFactory:
         vocabulary = runner.vocabulary

@@ -29,6 +29,7 @@ from selfserve.engine.plan import Chunk, Outcome, Plan
 from selfserve.engine.runner import Runner
 from selfserve.engine.sequence import Sequence
 from selfserve.engine.slots import SlotTable
+from selfserve.engine.speculation import StepCosts
 from selfserve.errors import InternalError, OutOfMemory, SelfError
 from selfserve.logs import get_logger
 from selfserve.request import Event, Failed, Progress, Request
@@ -59,14 +60,19 @@ class Scheduler:
         slots: SlotTable,
         pace: StepPace,
         *,
+        costs: StepCosts | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """`costs` are those of verifying drafts; None, or a memory that cannot be cut: no
+        drafts."""
         self._runner = runner
         self._capabilities = runner.capabilities
         self._pace = pace
         self._clock = clock
         self.slots = slots
-        self.advancer = Advancer(runner, slots, clock=clock)
+        if not runner.capabilities.can_cut:
+            costs = None
+        self.advancer = Advancer(runner, slots, costs=costs, clock=clock)
         self.waiting: deque[tuple[Sequence, ConstraintState | None]] = deque()
         self.running: dict[str, Sequence] = {}
         """By request id, oldest first."""
@@ -210,7 +216,28 @@ class Scheduler:
             plan.num_prefill_tokens += count
 
     def _add_drafts(self, plan: Plan, decoding: list[Sequence]) -> None:
-        """Guessed tokens are verified beside the decode tokens; see `speculation`."""
+        """Guessed tokens are verified beside the decode tokens; see `speculation`. They get what
+        the step's target leaves, the sequences in turn."""
+        room = self._pace.draft_budget(len(decoding))
+        num_outputs = len(plan.chunks)
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            if not chunk.num_outputs or not sequence.is_decoding:
+                continue
+            most = min(
+                room,
+                self._capabilities.max_outputs - num_outputs,
+                self._capabilities.batch_size - plan.num_tokens,
+                self._capabilities.context_size - len(sequence.tokens) - 1,
+                sequence.num_left - 1,
+            )
+            chunk.draft = sequence.drafter.draft(most, others=plan.num_tokens - 1)
+            count = len(chunk.draft)
+            chunk.tokens = chunk.tokens + chunk.draft
+            chunk.num_outputs += count
+            plan.num_decode_tokens += count
+            num_outputs += count
+            room -= count
 
     # --- recording ------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from selfserve.engine.choice import TokenChooser
 from selfserve.engine.output import OutputStream
+from selfserve.engine.speculation import Drafter, NoDrafter
 from selfserve.request import Delta, Request, Timings, TokenProbs
 
 TokenArray = npt.NDArray[np.int64]
@@ -33,6 +34,7 @@ class Sequence:
     arrived_s: float
     chooser: TokenChooser | None = None
     """Made when the sequence gets a slot."""
+    drafter: Drafter = field(default_factory=NoDrafter)
     slot: int = -1
     num_computed: int = 0
     num_cached: int = 0
@@ -40,8 +42,6 @@ class Sequence:
     num_generated: int = 0
     num_shifted: int = 0
     """Tokens that context shifts have dropped from `tokens`."""
-    draft_n: int = 0
-    draft_n_accepted: int = 0
     started_s: float = 0.0
     first_token_s: float = 0.0
     num_failures: int = 0
@@ -62,8 +62,21 @@ class Sequence:
         return len(self.tokens) - self.num_computed
 
     @property
+    def num_left(self) -> int:
+        """Tokens that the request may still generate; a large number if it sets no limit."""
+        limit = self.request.max_tokens
+        return (1 << 31 if limit is None else limit) - self.num_generated
+
+    @property
     def is_decoding(self) -> bool:
         return self.num_generated > 0
+
+    def append(self, token: int) -> None:
+        """Takes a generated token, whoever chose it."""
+        self.tokens.append(token)
+        self.unsent_tokens.append(token)
+        self.drafter.append(token)
+        self.num_generated += 1
 
     def timings(self, now_s: float) -> Timings:
         """Counts and times up to `now_s`; the queue's time is not part of the prompt's."""
@@ -74,14 +87,15 @@ class Sequence:
             prompt_ms=(first_s - self.started_s) * 1e3,
             predicted_n=self.num_generated,
             predicted_ms=(now_s - first_s) * 1e3,
-            draft_n=self.draft_n,
-            draft_n_accepted=self.draft_n_accepted,
+            draft_n=self.drafter.num_drafted,
+            draft_n_accepted=self.drafter.num_accepted,
         )
 
-    def take_delta(self, now_s: float) -> Delta | None:
-        """The text that became certain since the last call, if there is anything to tell."""
+    def take_delta(self, now_s: float, *, is_last: bool = False) -> Delta | None:
+        """The text that became certain since the last call, if there is anything to tell. The last
+        one also carries tokens without text, such as the end token or those of a stop string."""
         content, reasoning = self.output.take()
-        if not (content or reasoning or self.probs):
+        if not (content or reasoning or self.probs or (is_last and self.unsent_tokens)):
             return None
         delta = Delta(
             id=self.id,

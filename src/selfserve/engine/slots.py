@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from selfserve.engine.prefixes import PrefixPool
+from selfserve.engine.prefixes import Entry, PrefixPool
 from selfserve.engine.runner import Blob, Runner
 from selfserve.engine.sequence import Sequence, TokenArray
 
@@ -73,6 +73,7 @@ class Source:
     length: int
     slot: Slot | None = None
     saved: SavedState | None = None
+    entry: Entry[SavedState] | None = None
 
 
 def common_length(a: TokenArray, b: TokenArray) -> int:
@@ -94,7 +95,9 @@ class SlotTable:
         self._runner = runner
         self._can_cut = runner.capabilities.can_cut
         self.slots = [Slot(i) for i in range(runner.capabilities.num_slots)]
-        self.pool: PrefixPool[SavedState] = PrefixPool(cache_ram_bytes, cuttable=self._can_cut)
+        self.pool: PrefixPool[SavedState] = PrefixPool(
+            cache_ram_bytes, keeps_contained=not self._can_cut
+        )
         self._checkpoint_limit = cache_ram_bytes // 2
         self._uses = 0
         self._shared: dict[int, SavedState] = {}
@@ -117,6 +120,8 @@ class SlotTable:
         Sets `slot`, `num_computed` and `num_cached`. There must be a free slot that it may use.
         """
         source = self._find(sequence) if sequence.request.cache_prompt else Source(0)
+        if source.entry is not None:
+            self.pool.touch(source.entry)  # or making room for others might evict it
         slot = self._choose(sequence, source)
         length = self._fill(slot, source)
         self._uses += 1
@@ -147,13 +152,20 @@ class SlotTable:
             length = self._usable_of_running(slot, prompt)
             if length >= best.length + WORTH_A_COPY:
                 best = Source(length, slot=slot)
-        found = self.pool.find(_key(prompt))
-        if found is not None:
+        return self._find_saved(prompt, best)
+
+    def _find_saved(self, prompt: TokenArray, best: Source) -> Source:
+        """The better of `best` and what the pool has."""
+        key = _key(prompt)
+        # Where a memory cannot be cut, a shorter state may serve when the longest does not.
+        for exact in (False,) if self._can_cut else (False, True):
+            found = self.pool.find(key, exact=exact)
+            if found is None:
+                continue
             saved = found.entry.blob
             length = self._usable(found.length, saved.length, list(saved.checkpoints))
             if length >= best.length + WORTH_A_COPY:
-                self.pool.touch(found.entry)
-                best = Source(length, saved=saved)
+                best = Source(length, saved=saved, entry=found.entry)
         return best
 
     def _newer(self, slot: Slot, best: Source) -> bool:

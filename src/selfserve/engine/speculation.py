@@ -203,10 +203,17 @@ class LookupDrafter:
         for length in range(1, limit + 1):
             all_right *= self._rates.of(self._match_length + length - 1)
             expected += all_right
-            speed = expected / self._costs.of(others + 1 + length)
+            speed = expected / self._cost(length, others)
             if speed > best_speed:
                 best, best_speed = length, speed
         return best
+
+    def _cost(self, length: int, others: int) -> float:
+        """Of a step with a draft. Beside other sequences the draft is a batch of its own, since
+        libllama computes sequences together only for as many tokens as each of them has."""
+        if others:
+            return self._costs.of(others + 1) + self._costs.of(length)
+        return self._costs.of(1 + length)
 
     def _continuation(self, length: int) -> list[int]:
         found = self._tokens[self._source : self._source + length]

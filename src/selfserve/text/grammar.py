@@ -27,6 +27,10 @@ from selfserve.text.gbnf import (
 from selfserve.text.gbnf_facts import ROOT, GrammarFacts
 from selfserve.text.lexemes import MAX_LEXEME, LexemeFacts
 
+MAX_OPTIONS = 1_500
+"""Options of one choice that is not read as one lexeme: llguidance follows all at once, and gives
+up above 2,000."""
+
 
 def gbnf_constraint(text: str, *, param: str = "grammar") -> Constraint:
     """The grammar written in `text`, whose start is the rule `root`.
@@ -87,6 +91,10 @@ class _Writer:
             after = self._facts.after_part(node, follow)
             return f"({self._node(node.part, after)}){_counts(node)}"
         if isinstance(node, Choice):
+            if len(node.options) > MAX_OPTIONS:
+                raise GrammarError(
+                    f"a choice of more than {MAX_OPTIONS} options that is too large for one lexeme"
+                )
             return f"({' | '.join(self._node(option, follow) for option in node.options)})"
         if isinstance(node, Sequence) and node != EMPTY:
             parts = self._facts.parts_with_follow(node, follow)

@@ -60,6 +60,8 @@ def rewrite(pattern: str) -> str:
     """`pattern` in Rust's dialect, with the same meaning. Raises PatternError."""
     if len(pattern) > MAX_PATTERN_LENGTH:
         raise PatternError(f"longer than {MAX_PATTERN_LENGTH} characters")
+    if any("\ud800" <= char <= "\udfff" for char in pattern):
+        raise PatternError("half of a surrogate pair is no character")
     reader = _Reader(pattern)
     while reader.at < len(pattern):
         _read_one(reader)

@@ -2,8 +2,9 @@
 
 What is enforced: the whole schema, or the request is refused. `schema_rules` says which keywords
 there are; a bound above its MAX_UPPER_BOUND is the one thing that is relaxed. Properties come in
-the schema's order. Text is raw Unicode: only `" \\ \b \f \n \r \t` are escaped. White space is one
-optional blank after `,` and `:`, none elsewhere, so that no answer can drown in it.
+the schema's order. Text is raw Unicode: a backslash stands only before the characters that
+_OPTIONS names. White space is one optional blank after `,` and `:`, none elsewhere, so that no
+answer can drown in it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from selfserve.errors import InvalidRequest
 from selfserve.request import Constraint
 from selfserve.text.compiling import fault_of
 from selfserve.text.schema_rules import SchemaReader
-from selfserve.text.schema_size import Schema, locations
+from selfserve.text.schema_size import Schema, locations, shortened
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -31,6 +32,8 @@ _OPTIONS: JsonCompileOptions = {
     "json_allowed_escapes": '"\\bfnrt',
     "json_allow_general_unicode_escapes": False,
 }
+
+_ONE_OF = "keyword 'oneOf': a type, a constant or a required tag must tell its branches apart"
 
 MAX_TRIALS = 50
 """Sub-schemas that are compiled alone to find the place of a fault."""
@@ -55,7 +58,10 @@ def json_schema_constraint(schema: object, *, param: str = "json_schema") -> Con
     fault = fault_of(grammar)
     if fault is not None:
         place = _place_of_fault(checked)
-        raise InvalidRequest(f"{param}: the schema {place}cannot be enforced: {fault}", param=param)
+        reason = _ONE_OF if "coerce_one_of" in fault else fault
+        raise InvalidRequest(
+            f"{param}: the schema at {place} cannot be enforced: {reason}", param=param
+        )
     return Constraint(text=grammar)
 
 
@@ -69,13 +75,11 @@ def _grammar(schema: Schema) -> str:
 
 
 def _place_of_fault(schema: Schema) -> str:
-    """`at POINTER ` for the innermost sub-schema that fails alone; empty if none was found."""
-    if isinstance(schema, bool):
-        return ""
+    """Pointer to the innermost sub-schema that fails alone, or to the root."""
+    if isinstance(schema, bool) or len(json.dumps(schema)) > _MAX_TRIAL_CHARACTERS:
+        return "#"
     definitions = schema.get("$defs", {})
-    if len(json.dumps(schema)) > _MAX_TRIAL_CHARACTERS:
-        return ""
     for place, part in list(reversed(locations(schema, "#")))[:MAX_TRIALS]:
         if place != "#" and fault_of(_grammar({**part, "$defs": definitions})) is not None:
-            return f"at {place} "
-    return ""
+            return shortened(place)
+    return "#"

@@ -44,7 +44,7 @@ MAX_EXACT_INTEGER = 2**53
 MAX_BOUND = 2**63 - 1024
 
 TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
-FORMATS = ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown",
+FORMATS = ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time",
            "uri", "uuid")  # fmt: skip
 ANNOTATIONS = frozenset(
     (
@@ -270,7 +270,7 @@ class SchemaReader:
         written = read(self, value, keyword, at)
         if keyword == "format" and not _may_be(schema.get("type"), "string"):
             return
-        if written is not None:
+        if written is not None or keyword == "const":
             result[keyword] = written
 
     def _types(self, value: Any, keyword: str, at: str) -> Any:
@@ -311,9 +311,10 @@ class SchemaReader:
                 raise self.refuse(keyword, at, f"integers are below 2**63, got {shown(value)}")
 
     def _check_text(self, text: str, keyword: str, at: str) -> None:
-        """Control characters other than the escaped ones are not generated at all."""
+        """Refuses what no answer can hold: control characters without an escape of their own."""
         for char in text:
-            if (char < " " and char not in "\b\t\n\f\r") or char == "\x7f":
+            surrogate = "\ud800" <= char <= "\udfff"
+            if surrogate or (char < " " and char not in "\b\t\n\f\r") or char == "\x7f":
                 raise self.refuse(keyword, at, f"U+{ord(char):04X} cannot be generated")
 
     def _check_number(self, value: Any, keyword: str, at: str) -> None:

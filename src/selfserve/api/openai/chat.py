@@ -7,7 +7,7 @@ from contextlib import aclosing
 from functools import partial
 
 from selfserve.api.exchange import Exchange
-from selfserve.api.openai.messages import image_urls, template_messages
+from selfserve.api.messages import image_urls, template_messages
 from selfserve.api.openai.render import ChatAnswer, ChatChunks
 from selfserve.api.openai.schema import ChatRequest
 from selfserve.api.sampling import sampling_params
@@ -104,6 +104,7 @@ class ChatDraft:
     def __init__(self, chat: ChatRequest, service: Service, template: ChatTemplate) -> None:
         self._chat = chat
         self._model = service.model
+        self._sampling = service.recommended_sampling
         self._budgets = service.settings.reasoning_budgets
         self._vocabulary: Vocabulary = service.vocabulary
         self._template = template
@@ -117,9 +118,7 @@ class ChatDraft:
         return Request(
             id=f"chatcmpl-{secrets.token_hex(16)}",
             prompt=tuple(prompt),
-            sampling=sampling_params(
-                chat, self._model.sampling, vocabulary, penalize_answer_only=True
-            ),
+            sampling=sampling_params(chat, self._sampling, vocabulary, penalize_answer_only=True),
             max_tokens=chat.answer_limit,
             stop=tuple(chat.stop or ()),
             constraint=constraint,
@@ -132,11 +131,7 @@ class ChatDraft:
         )
 
     def _prompt(self) -> tuple[list[int], ReasoningSpec | None]:
-        thinking = self._chat.enable_thinking
-        if thinking is None:
-            thinking = self._model.thinking_default
-        effort = self._chat.reasoning_effort if thinking else None
-        effort = None if effort == "none" else effort
+        thinking, effort = self._chat.thinking_mode(self._model.thinking_default)
         rendered = self._template.render(
             template_messages(self._chat.messages), thinking=thinking, effort=effort
         )

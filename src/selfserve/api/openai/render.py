@@ -8,24 +8,8 @@ from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from selfserve.api.sse import DONE, data_event
-from selfserve.api.timings import progress_object, timings_object
-from selfserve.request import Delta, Finished, Progress, StopType, Timings
-
-
-def finish_reason(finished: Finished) -> str:
-    """`length` where a limit ended the answer, else `stop`."""
-    return "length" if finished.stop_type == StopType.LIMIT else "stop"
-
-
-def usage_object(finished: Finished) -> dict[str, Any]:
-    """Token counts; the total is the sum of the other two."""
-    return {
-        "prompt_tokens": finished.prompt_tokens,
-        "completion_tokens": finished.completion_tokens,
-        "total_tokens": finished.prompt_tokens + finished.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": finished.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": finished.reasoning_tokens},
-    }
+from selfserve.api.timings import finish_reason, progress_object, timings_object, usage_object
+from selfserve.request import Delta, Finished, Progress, Timings
 
 
 class ChatAnswer:

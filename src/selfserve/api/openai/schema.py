@@ -7,23 +7,24 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from selfserve.api.field_types import Integer, Number, as_integer, invalid, is_empty, unsupported
-from selfserve.api.openai.messages import Messages, Refused
+from selfserve.api.messages import EMPTY_SCHEMA, Messages, Refused
 from selfserve.api.sampling_fields import (
     Boolean,
     Fraction,
+    Ignored,
     Object,
     RequestModel,
     SamplingFields,
+    StreamOptions,
     Text,
 )
+from selfserve.api.thinking_fields import ThinkingFields
 
 MAX_STOPS = 4
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 Temperature = Annotated[float, Number(0, 2)]
 Penalty = Annotated[float, Number(-2, 2)]
 MaxTokens = Annotated[int, Integer(1)]
-Ignored = Annotated[Any, Field(description="Accepted and ignored.")]
 
 
 def _parse_stops(value: object) -> list[str]:
@@ -80,13 +81,9 @@ def _empty_or(*allowed: object) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-class StreamOptions(RequestModel):
-    """Details of a stream."""
-
-    include_usage: Boolean | None = None
-    """One more chunk with the usage at the end."""
-    include_obfuscation: Boolean | None = None
-    """Accepted without effect."""
+def _also(value: object) -> WithJsonSchema:
+    """The schema of a refused field that has one form more."""
+    return WithJsonSchema({**EMPTY_SCHEMA, "enum": [*EMPTY_SCHEMA["enum"], value]})
 
 
 class JsonSchemaFormat(RequestModel):
@@ -113,52 +110,34 @@ class ResponseFormat(RequestModel):
         return self
 
 
-def _check_template_kwargs(value: object) -> object:
-    if not isinstance(value, dict):
-        raise invalid("must be an object", got=value)
-    for key, entry in value.items():
-        if key == "enable_thinking":
-            if entry is not None and not isinstance(entry, bool):
-                raise invalid("must be true or false", path=f".{key}", got=entry)
-        else:
-            raise unsupported("cannot be set; only enable_thinking can", path=f".{key[:100]}")
-    return value
-
-
-TemplateKwargs = Annotated[
-    dict[str, Any],
-    BeforeValidator(_check_template_kwargs),
-    WithJsonSchema(
-        {
-            "type": "object",
-            "properties": {"enable_thinking": {"type": ["boolean", "null"]}},
-            "additionalProperties": False,
-        }
-    ),
-]
-
-
-class ChatRequest(SamplingFields):
+class ChatRequest(SamplingFields, ThinkingFields):
     """A conversation to be continued."""
 
     messages: Messages
     model: Ignored = None
     max_completion_tokens: MaxTokens | None = None
+    """Tokens of the answer; wins over max_tokens. Default: to the end of the context."""
     max_tokens: MaxTokens | None = None
+    """Tokens of the answer."""
     temperature: Temperature | None = None
+    """0: always the most probable token."""
     top_p: Fraction | None = None
     n: (
         Annotated[Any, BeforeValidator(_only_one), WithJsonSchema({"type": "integer", "const": 1})]
         | None
     ) = None
     stream: Boolean | None = None
+    """Answer by server-sent events."""
     stream_options: StreamOptions | None = None
+    """Only with stream."""
     stop: Stops | None = None
+    """Texts that end the answer and are no part of it; up to 4."""
     presence_penalty: Penalty | None = None
+    """Once for each token that was generated before."""
     frequency_penalty: Penalty | None = None
+    """For each time that a token was generated before."""
     response_format: ResponseFormat | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    chat_template_kwargs: TemplateKwargs | None = None
+    """Form of the answer; not together with grammar or json_schema."""
     n_probs: (
         Annotated[
             Any, BeforeValidator(_no_probabilities), WithJsonSchema({"type": "integer", "const": 0})
@@ -176,7 +155,7 @@ class ChatRequest(SamplingFields):
     parallel_tool_calls: Ignored = None
 
     tools: Refused = None
-    tool_choice: Annotated[Any, _empty_or("auto")] = None
+    tool_choice: Annotated[Any, _empty_or("auto"), _also("auto")] = None
     functions: Refused = None
     function_call: Refused = None
     logprobs: Refused = None
@@ -184,7 +163,7 @@ class ChatRequest(SamplingFields):
     audio: Refused = None
     prediction: Refused = None
     web_search_options: Refused = None
-    modalities: Annotated[Any, _empty_or(["text"])] = None
+    modalities: Annotated[Any, _empty_or(["text"]), _also(["text"])] = None
     verbosity: Refused = None
 
     @model_validator(mode="after")
@@ -208,11 +187,3 @@ class ChatRequest(SamplingFields):
         if self.max_completion_tokens is not None:
             return self.max_completion_tokens
         return self.max_tokens
-
-    @property
-    def enable_thinking(self) -> bool | None:
-        """What the request says about thinking, if anything."""
-        switch = (self.chat_template_kwargs or {}).get("enable_thinking")
-        if isinstance(switch, bool):
-            return switch
-        return None if self.reasoning_effort is None else self.reasoning_effort != "none"

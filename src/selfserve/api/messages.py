@@ -11,6 +11,7 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
+    WithJsonSchema,
     model_validator,
 )
 
@@ -114,7 +115,11 @@ def refuse_unless_empty(value: object) -> object:
     return None
 
 
-Refused = Annotated[Any, BeforeValidator(refuse_unless_empty)]
+EMPTY_SCHEMA: dict[str, Any] = {
+    "description": "Not supported: only its empty forms pass.",
+    "enum": [None, False, 0, "", [], {}, "none"],
+}
+Refused = Annotated[Any, BeforeValidator(refuse_unless_empty), WithJsonSchema(EMPTY_SCHEMA)]
 
 
 class ChatMessage(_MessageModel):

@@ -1,0 +1,105 @@
+"""The engine process from the outside: starting it, talking to it, noticing its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import shutil
+import tempfile
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+
+import msgspec
+import zmq
+
+from selfserve.config import EngineSettings
+from selfserve.engine import channel, process
+from selfserve.request import Command, Message, Shutdown
+
+SHUTDOWN_S = 2.0
+"""Time that the process has to end by itself; a step that runs longer is killed."""
+
+
+class EngineProcess:
+    """One engine process at a time and the sockets to it. Belongs to the event loop's thread."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        *,
+        on_message: Callable[[Message], None],
+        on_end: Callable[[int | None], None],
+    ) -> None:
+        """`on_end` gets the exit code of a process that ended without being told to."""
+        self._settings = settings
+        self._on_message = on_message
+        self._on_end = on_end
+        self._process: BaseProcess | None = None
+        self._decoder = msgspec.msgpack.Decoder(list[Message])
+        # Only this user may enter the folder, so only this user can reach the sockets in it.
+        self._folder = tempfile.mkdtemp(prefix="self-")
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._commands = self._bind(zmq.PUSH, channel.COMMANDS)
+        self._messages = self._bind(zmq.PULL, channel.MESSAGES)
+        asyncio.get_running_loop().add_reader(self._messages.fileno(), self._receive)
+
+    def _bind(self, kind: int, name: str) -> zmq.Socket[bytes]:
+        socket = self._context.socket(kind)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.bind(channel.endpoint(self._folder, name))
+        return socket
+
+    async def start(self) -> None:
+        """Spawns the process, in a thread: forking a large one takes its time."""
+        spawn = multiprocessing.get_context("spawn")
+        started = spawn.Process(
+            target=process.run, args=(self._settings, self._folder), name="self-engine", daemon=True
+        )
+        await asyncio.to_thread(started.start)
+        self._process = started
+        asyncio.get_running_loop().add_reader(started.sentinel, self._ended)
+
+    def send(self, command: Command) -> None:
+        """Never blocks. What is sent while no engine is there is lost: it knows no requests."""
+        with contextlib.suppress(zmq.Again):
+            self._commands.send(channel.encode([command]), zmq.NOBLOCK)
+
+    async def close(self) -> None:
+        """Ends the process and takes down the sockets. What it still said is delivered before."""
+        if self._process is not None:
+            asyncio.get_running_loop().remove_reader(self._process.sentinel)
+            self.send(Shutdown())
+            await asyncio.to_thread(self._process.join, SHUTDOWN_S)
+            if self._process.is_alive():
+                self._process.kill()
+                await asyncio.to_thread(self._process.join)
+            self._process.close()
+            self._process = None
+        self._receive()
+        asyncio.get_running_loop().remove_reader(self._messages.fileno())
+        self._commands.close(linger=0)
+        self._messages.close(linger=0)
+        self._context.term()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _receive(self) -> None:
+        """Reads all that is there. ZeroMQ signals only the change from empty, so none may stay."""
+        while True:
+            try:
+                data = self._messages.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            for message in self._decoder.decode(data):
+                self._on_message(message)
+
+    def _ended(self) -> None:
+        assert self._process is not None
+        asyncio.get_running_loop().remove_reader(self._process.sentinel)
+        self._receive()
+        self._process.join()
+        code = self._process.exitcode
+        self._process.close()
+        self._process = None
+        self._on_end(code)
