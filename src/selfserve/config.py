@@ -81,6 +81,8 @@ class ServerSettings:
     api_keys: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     expose_slots: bool = False
+    context_shift: bool = False
+    """Whether generation goes on beyond a full context in requests that do not say."""
     max_images: int = 8
     preprocess_concurrency: int = 8
     allow_http_images: bool = False

@@ -20,6 +20,7 @@ Options:
 
 Commands:
   serve  Load a model and serve it over HTTP until Ctrl-C.
+  bench  Measure prompt speed, answer speed and waiting times of a model...
 """
 
 SERVE_OPTIONS = (

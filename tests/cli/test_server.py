@@ -10,6 +10,7 @@ import signal
 import socket
 import struct
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pytest
 from selfserve.cli import server
 from selfserve.cli.listener import listen, url
 from selfserve.config import EngineSettings, ModelInfo, ServerSettings
-from selfserve.errors import ModelLoadError
+from selfserve.errors import ModelLoadError, RuntimeCrashed
 
 EMPTY_GGUF = b"GGUF" + struct.pack("<IQQ", 3, 0, 0)
 
@@ -31,6 +32,7 @@ class ScriptedEngine:
         self.loading_progress = 0.5
         self.load_error: Exception | None = None
         self.loaded = asyncio.Event()
+        self.given_up = asyncio.Event()
         self.draining = asyncio.Event()
         self.closed = asyncio.Event()
 
@@ -40,6 +42,10 @@ class ScriptedEngine:
         await self.loaded.wait()
         if self.load_error is not None:
             raise self.load_error
+
+    async def wait_given_up(self) -> None:
+        await self.given_up.wait()
+        raise RuntimeCrashed("the engine crashed 5 times")
 
     def begin_drain(self) -> None:
         self.draining.set()
@@ -70,6 +76,8 @@ class World:
             self.arrived.set()
             if scope["path"] == "/load":
                 self.engine.loaded.set()
+            if scope["path"] == "/crash":
+                self.engine.given_up.set()
             if scope["path"] == "/slow":
                 await self.release()
             await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -192,7 +200,8 @@ def test_nobody_new_is_accepted_while_it_drains(world: World) -> None:
         asking.start()
         world.arrived.wait(10)
         interrupt()
-        while not refused.is_set():
+        began = time.monotonic()
+        while not refused.is_set() and time.monotonic() < began + 10:
             try:
                 socket.create_connection(world.listener_address, timeout=10).close()
             except ConnectionError:
@@ -211,6 +220,16 @@ def test_a_model_that_does_not_load_ends_the_server_with_its_error(world: World)
 
     with pytest.raises(ModelLoadError, match="the file is damaged"):
         world.run(load)
+    assert world.engine.closed.is_set()
+
+
+def test_an_engine_that_gives_up_ends_the_server_with_its_error(world: World) -> None:
+    def client() -> None:
+        world.get("/load")
+        world.get("/crash")
+
+    with pytest.raises(RuntimeCrashed, match="crashed 5 times"):
+        world.run(client)
     assert world.engine.closed.is_set()
 
 
@@ -244,7 +263,8 @@ def test_a_second_signal_ends_the_process_at_once(
         asking.start()
         world.arrived.wait(10)
         interrupt()
-        while not world.engine.draining.is_set():
+        began = time.monotonic()
+        while not world.engine.draining.is_set() and time.monotonic() < began + 10:
             os.sched_yield()
         interrupt()
         asking.join()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import io
 import struct
+from dataclasses import replace
 
 import pytest
 from PIL import Image, ImageDraw, ImageOps
@@ -141,9 +142,10 @@ def test_a_file_cut_off_anywhere_is_refused(file_format: str) -> None:
         damaged(data[:end])
 
 
-def test_a_png_whose_bits_flipped_is_refused() -> None:
-    data = bytearray(encoded(photo(), "PNG"))
-    data[data.index(b"IDAT") + 20] ^= 1
+@pytest.mark.parametrize("level", [0, 9])
+def test_a_png_whose_bits_flipped_is_refused(level: int) -> None:
+    data = bytearray(encoded(photo(), "PNG", compress_level=level))
+    data[data.index(b"IDAT") + 40] ^= 1
     damaged(bytes(data))
 
 
@@ -158,6 +160,13 @@ def test_headers_that_disagree_are_refused() -> None:
     larger = frame[:5] + struct.pack(">HH", 9000, 4000) + frame[9:]
     damaged(data[:start] + larger + data[start:])
     damaged(data[:start] + frame + larger + data[start + len(frame) :])
+
+
+def test_a_decoder_that_sees_another_size_than_was_checked_is_not_trusted() -> None:
+    for file_format in ("PNG", "JPEG", "WEBP"):
+        source = inspect(encoded(photo(), file_format), param=PARAM, limits=EXACT)
+        with pytest.raises(UnsupportedImage):
+            decode(replace(source, width=39), param=PARAM, limits=EXACT)
 
 
 # Colours
@@ -362,6 +371,13 @@ def test_a_large_picture_is_reduced_by_averaging_and_stays_over_the_kept_size() 
 def test_a_picture_of_many_strips_is_whole() -> None:
     image = Image.effect_noise((2500, 1000), 50).convert("RGB")
     assert read(encoded(image, "PNG", compress_level=1)).rgb == image.tobytes()
+
+
+def test_a_picture_of_many_strips_is_reduced_as_one() -> None:
+    image = Image.effect_noise((2501, 999), 50).convert("RGB")
+    picture = read(encoded(image, "PNG", compress_level=1), ImageLimits(kept_pixels=250_000))
+    assert (picture.width, picture.height) == (834, 333)
+    assert picture.rgb == image.reduce(3).tobytes()
 
 
 def test_limits_hold_to_the_pixel_and_the_byte() -> None:

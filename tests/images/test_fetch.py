@@ -153,6 +153,15 @@ def test_plain_http_is_fetched_only_when_allowed() -> None:
         assert fetch(url, allow_private=True, allow_http=True) == b"picture"
 
 
+def test_a_numeric_host_keeps_its_brackets() -> None:
+    with running_server(None) as server:
+        server.serve("/", b"picture")
+        host = f"[2606:4700::1111]:{server.port}"
+        names = Names(**{"2606:4700::1111": PUBLIC})
+        assert fetch(f"http://{host}/", names=names, allow_http=True) == b"picture"
+        assert server.seen[0].headers["host"] == host
+
+
 def test_a_proxy_of_the_environment_is_not_used(
     server: PictureServer, trust: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,6 +90,7 @@ class Rig:
     def step(self) -> list[Event]:
         """One step, if there is anything to compute; what it told."""
         plan = self.scheduler.schedule()
+        self.events += self.scheduler.take_refusals()
         if plan is None:
             return []
         outcome = self.runner.run(plan)

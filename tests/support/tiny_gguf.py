@@ -14,6 +14,10 @@ Value = int | float | bool | str | Sequence[int] | Sequence[float] | Sequence[st
 ALIGNMENT = 32
 
 
+class Signed(int):
+    """A number that is written as a signed one, as some keys demand."""
+
+
 def packed_string(text: str) -> bytes:
     data = text.encode()
     return struct.pack("<Q", len(data)) + data
@@ -23,7 +27,7 @@ def _kind(value: object) -> int:
     if isinstance(value, bool):
         return BOOL
     if isinstance(value, int):
-        return U32 if value >= 0 else I32
+        return I32 if value < 0 or isinstance(value, Signed) else U32
     return F32 if isinstance(value, float) else STRING
 
 

@@ -16,6 +16,7 @@ from selfserve.api.auth import ApiKeyGuard
 from selfserve.api.docs_page import docs_router
 from selfserve.api.errors import handle_error, handle_http_exception
 from selfserve.api.guards import HostGuard, OriginGuard
+from selfserve.api.llamacpp.routes import ANSWERS, BODIES, llamacpp_router
 from selfserve.api.metrics import RequestMetrics
 from selfserve.api.openai.answers import ChatCompletion, ChatCompletionChunk
 from selfserve.api.openai.routes import openai_router
@@ -68,10 +69,11 @@ def create_app(
     app.add_exception_handler(HTTPException, handle_http_exception)
     app.add_exception_handler(Exception, handle_error)
     app.include_router(openai_router(service, metrics, fingerprint(model)))
+    app.include_router(llamacpp_router(service, metrics, fingerprint(model), package_version()))
     app.include_router(ops_router(engine, model, metrics))
     app.include_router(docs_router(app))
     app.router.routes.extend(extra_routes)
-    describe(app, [ChatRequest], [ChatCompletion, ChatCompletionChunk])
+    describe(app, [ChatRequest, *BODIES], [ChatCompletion, ChatCompletionChunk, *ANSWERS])
 
     guarded: ASGIApp = ApiKeyGuard(app, settings.api_keys)
     guarded = OriginGuard(guarded, settings)

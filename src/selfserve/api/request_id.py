@@ -33,25 +33,21 @@ class RequestIds:
         request_id = given if SANE_ID.fullmatch(given) else secrets.token_hex(16)
         scope.setdefault("state", {})["request_id"] = request_id
         status = 0
-        is_complete = False
         began = time.perf_counter()
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status, is_complete
+            nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message)["x-request-id"] = request_id
-            elif not message.get("more_body", False):
-                is_complete = True
             await send(message)
 
         try:
             await self._app(scope, receive, send_with_id)
         except Exception as error:
-            # The routing layer raises an unforeseen error again after it has answered it.
-            if not is_complete:
+            # The routing layer logs an unforeseen error, answers it, and raises it again.
+            if status == 0:
                 answer = error_response(translate(error, request_id))
-                if status == 0:
-                    await answer(scope, receive, send_with_id)
+                await answer(scope, receive, send_with_id)
         finally:
             self._observe(scope, status, time.perf_counter() - began)

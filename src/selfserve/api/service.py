@@ -60,6 +60,11 @@ class Service:
         those in the model file. Raises ModelLoading before the file was read."""
         return {**file_sampling(self.vocabulary.metadata), **self.model.sampling}
 
+    @property
+    def default_keep(self) -> int | None:
+        """`n_keep` of requests that say nothing: None, unless the server shifts full contexts."""
+        return 0 if self.settings.context_shift and self.ready.can_shift else None
+
     def admit(self, count: int = 1) -> AbstractContextManager[None]:
         """Places for `count` prompts until the request ends. Raises QueueFull or
         EngineUnavailable at once."""

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -166,13 +166,13 @@ async def _measure(address: Address, tokens: int, advance: Callable[[str], None]
     )
 
 
-async def _level(ask: Callable[..., object], count: int, tokens: int) -> Level:
+async def _level(
+    ask: Callable[[str, int, int], Awaitable[Answer]], count: int, tokens: int
+) -> Level:
     import asyncio
 
     stage = f"{count} streams" if count > 1 else "1 stream"
-    answers: list[Answer] = await asyncio.gather(
-        *(ask(stage, QUESTION_WORDS, tokens) for _ in range(count))  # type: ignore[arg-type]
-    )
+    answers = await asyncio.gather(*(ask(stage, QUESTION_WORDS, tokens) for _ in range(count)))
     gaps = sorted(gap for answer in answers for gap in answer.gaps_s) or [0.0]
     return Level(
         streams=count,

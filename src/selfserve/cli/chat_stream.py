@@ -155,7 +155,7 @@ class ChatStream(asyncio.Protocol):
         if END in data:
             self._end()
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, _: Exception | None) -> None:
         self._end()
 
     def _end(self) -> None:
@@ -228,7 +228,7 @@ def _body(arrivals: list[tuple[float, bytes]]) -> tuple[bytes, bytes, list[int]]
     """Head and body without chunk framing; and for each arrival, how much of the body was there
     when it had come in."""
     raw = b"".join(data for _, data in arrivals)
-    head, _, rest = raw.partition(b"\r\n\r\n")
+    head = raw.partition(b"\r\n\r\n")[0]
     spans = [(len(head) + 4, len(raw))]
     if b"transfer-encoding: chunked" in head.lower():
         spans = _chunks(raw, len(head) + 4)

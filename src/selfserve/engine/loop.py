@@ -87,14 +87,15 @@ class EngineLoop:
                 self._scheduler.add(request, result)
         self._beat()
         plan = self._scheduler.schedule()
+        self._send(self._scheduler.take_refusals())
         if plan is None:
             return
         begin_s = self._clock()
         outcome = self._runner.run(plan)
         ms = (self._clock() - begin_s) * 1e3
         events = self._scheduler.commit(plan, outcome, ms)
-        self._stats.record(plan, ms, events)
         self._send(events)
+        self._stats.record(plan, ms)
 
     def _obey(self, command: Command) -> None:
         match command:
@@ -123,3 +124,4 @@ class EngineLoop:
     def _send(self, events: Sequence[Event]) -> None:
         if events:
             self._outbox(events)
+            self._stats.count(events)

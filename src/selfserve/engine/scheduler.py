@@ -26,7 +26,7 @@ from selfserve.engine.constraint import ConstraintState
 from selfserve.engine.output import OutputStream
 from selfserve.engine.pace import StepPace
 from selfserve.engine.plan import Chunk, Outcome, Plan
-from selfserve.engine.runner import Runner
+from selfserve.engine.runner import Logits, Runner
 from selfserve.engine.sequence import Sequence
 from selfserve.engine.slots import SlotTable
 from selfserve.engine.speculation import StepCosts
@@ -49,6 +49,15 @@ def failed(request_id: str, error: SelfError) -> Failed:
         param=error.param,
         details=error.details,
     )
+
+
+def _failed_by(request_id: str, error: Exception) -> Failed:
+    """The final event of a request that an exception ended; only the log tells foreign ones."""
+    if isinstance(error, SelfError):
+        log.warning("request %s failed: %s", request_id, type(error).__name__)
+        return failed(request_id, error)
+    log.error("request %s failed", request_id, exc_info=error)
+    return failed(request_id, InternalError("the engine failed while it computed this request"))
 
 
 class Scheduler:
@@ -78,6 +87,8 @@ class Scheduler:
         """By request id, oldest first."""
         self._suspects: deque[str] = deque()
         """Sequences of a failed step; each is tried alone until it proves good."""
+        self._refusals: list[Event] = []
+        """Final events of requests that could not even be begun."""
 
     @property
     def has_work(self) -> bool:
@@ -87,14 +98,23 @@ class Scheduler:
 
     def add(self, request: Request, constraint: ConstraintState | None = None) -> None:
         """Takes a request into the waiting queue. `constraint` is its compiled grammar."""
-        sequence = Sequence(
-            request=request,
-            prompt=np.array(request.prompt, dtype=np.int64),
-            tokens=list(request.prompt),
-            output=OutputStream(self._runner.vocabulary, request),
-            arrived_s=self._clock(),
-        )
-        self.waiting.append((sequence, constraint))
+        try:
+            sequence = Sequence(
+                request=request,
+                prompt=np.array(request.prompt, dtype=np.int64),
+                tokens=list(request.prompt),
+                output=OutputStream(self._runner.vocabulary, request),
+                arrived_s=self._clock(),
+            )
+        except Exception as error:
+            self._refusals.append(_failed_by(request.id, error))
+        else:
+            self.waiting.append((sequence, constraint))
+
+    def take_refusals(self) -> list[Event]:
+        """What became, since the last call, of requests that could not be begun."""
+        taken, self._refusals = self._refusals, []
+        return taken
 
     def abort(self, request_id: str) -> None:
         """Forgets a request; its slot is free at once. Unknown ids are ignored: the request may
@@ -113,11 +133,13 @@ class Scheduler:
         """Ends every request with `error`; slots are emptied, since their state is in doubt."""
         events: list[Event] = [failed(s.id, error) for s in self.running.values()]
         events += [failed(sequence.id, error) for sequence, _ in self.waiting]
+        events += self.take_refusals()
         for sequence in self.running.values():
             self._close(sequence)
             self.slots.discard(sequence)
         self.running.clear()
         self.waiting.clear()
+        self._suspects.clear()
         return events
 
     # --- deciding -------------------------------------------------------------------------
@@ -129,8 +151,10 @@ class Scheduler:
         sequences = self._isolated() or list(self.running.values())
         plan = Plan()
         decoding = [s for s in sequences if s.is_decoding]
-        for sequence in decoding:
-            self._add_chunk(plan, sequence, sequence.num_pending)
+        for num_served, sequence in enumerate(decoding, start=1):
+            # After a failed step a whole answer may have to be computed again.
+            room = self._capabilities.batch_size - plan.num_tokens - (len(decoding) - num_served)
+            self._add_chunk(plan, sequence, min(sequence.num_pending, room))
         self._add_drafts(plan, decoding)
         self._share_prefill(plan, [s for s in sequences if not s.is_decoding])
         return plan.finish() if plan.chunks else None
@@ -147,19 +171,26 @@ class Scheduler:
     def _admit(self) -> None:
         """Moves waiting requests into free slots, oldest first. One that waits for a certain
         slot, or for a prompt that is being computed anyway, lets others pass."""
-        if not self.waiting:
-            return
-        kept: deque[tuple[Sequence, ConstraintState | None]] = deque()
-        while self.waiting and self.slots.num_free:
-            sequence, constraint = self.waiting.popleft()
-            if not self.slots.free_slot_exists(sequence.request.slot) or self._awaited(sequence):
-                kept.append((sequence, constraint))
-                continue
+        for item in list(self.waiting):
+            if not self.slots.num_free:
+                return
+            sequence, constraint = item
+            if self.slots.free_slot_exists(sequence.request.slot) and not self._awaited(sequence):
+                self.waiting.remove(item)
+                self._begin(sequence, constraint)
+
+    def _begin(self, sequence: Sequence, constraint: ConstraintState | None) -> None:
+        """Gives a sequence a slot; whatever goes wrong with that is its own matter alone."""
+        try:
             self.slots.attach(sequence)
             self.advancer.start(sequence, constraint)
+        except Exception as error:
+            self._close(sequence)
+            if sequence.slot >= 0:
+                self.slots.discard(sequence)
+            self._refusals.append(_failed_by(sequence.id, error))
+        else:
             self.running[sequence.id] = sequence
-        kept.extend(self.waiting)
-        self.waiting = kept
 
     def _awaited(self, sequence: Sequence) -> bool:
         """True while a running sequence computes a prompt that begins like this one."""
@@ -174,11 +205,12 @@ class Scheduler:
         budget = self._pace.prefill_budget(len(plan.chunks))
         budget = min(budget, self._capabilities.batch_size - plan.num_tokens)
         granted = {s.id: 0 for s in sequences}
+        for sequence in sequences:
+            sequence.next_stop = self._stop_of(sequence)
 
         def grant(sequence: Sequence, most: int) -> int:
-            count = min(
-                most, self._stop_of(sequence) - sequence.num_computed - granted[sequence.id]
-            )
+            left = sequence.next_stop - sequence.num_computed - granted[sequence.id]
+            count = min(most, left)
             granted[sequence.id] += count
             return count
 
@@ -252,35 +284,33 @@ class Scheduler:
         events: list[Event] = []
         now_s = self._clock()
         for chunk in plan.chunks:
-            sequence = chunk.sequence
-            sequence.num_computed = chunk.num_computed
-            sequence.num_failures = 0
-            self.slots.computed(sequence)
-            if logits is not None and chunk.num_outputs:
-                rows = logits[chunk.first_output : chunk.first_output + chunk.num_outputs]
-                events += self._advance(chunk, rows, now_s)
-            elif sequence.request.return_progress:
-                events.append(self._progress(sequence, now_s))
+            try:
+                self._record(chunk, logits, now_s, events)
+            except Exception as error:  # of one sequence; the others' events must get out
+                events.append(self._end_badly(chunk.sequence, _failed_by(chunk.sequence.id, error)))
         if self._suspects and plan.chunks[0].sequence.id == self._suspects[0]:
             self._suspects.popleft()
         return events
 
-    def _advance(self, chunk: Chunk, rows: np.ndarray, now_s: float) -> list[Event]:
+    def _record(
+        self, chunk: Chunk, logits: Logits | None, now_s: float, events: list[Event]
+    ) -> None:
+        """One sequence's part of a step; adds to `events` what is to be told about it."""
         sequence = chunk.sequence
-        events: list[Event] = []
+        sequence.num_computed = chunk.num_computed
+        sequence.num_failures = 0
+        self.slots.computed(sequence)
         if sequence.request.return_progress and not sequence.is_decoding:
             events.append(self._progress(sequence, now_s))
-        try:
-            new, has_finished = self.advancer.advance(chunk, rows)
-        except SelfError as error:
-            log.warning("request %s failed: %s", sequence.id, type(error).__name__)
-            new, has_finished = [failed(sequence.id, error)], True
-        events += new
+        if logits is None or not chunk.num_outputs:
+            return
+        rows = logits[chunk.first_output : chunk.first_output + chunk.num_outputs]
+        new, has_finished = self.advancer.advance(chunk, rows)
         if has_finished:
+            self.slots.release(sequence)
             del self.running[sequence.id]
             self._close(sequence)
-            self.slots.release(sequence)
-        return events
+        events += new
 
     def _progress(self, sequence: Sequence, now_s: float) -> Progress:
         return Progress(
@@ -311,12 +341,17 @@ class Scheduler:
 
     def _give_up(self, sequence: Sequence, outcome: Outcome) -> Event:
         log.error("request %s cannot be computed (%s)", sequence.id, outcome.name)
-        del self.running[sequence.id]
+        error: SelfError = InternalError("the engine could not compute this request")
+        if outcome is Outcome.UNCHANGED:
+            error = OutOfMemory("the engine has no room for this request")
+        return self._end_badly(sequence, failed(sequence.id, error))
+
+    def _end_badly(self, sequence: Sequence, event: Event) -> Event:
+        """Ends a request whose slot holds nobody knows what."""
+        self.running.pop(sequence.id, None)
         self._close(sequence)
         self.slots.discard(sequence)
-        if outcome is Outcome.UNCHANGED:
-            return failed(sequence.id, OutOfMemory("the engine has no room for this request"))
-        return failed(sequence.id, InternalError("the engine could not compute this request"))
+        return event
 
     def _close(self, sequence: Sequence) -> None:
         if sequence.chooser is not None:

@@ -39,6 +39,8 @@ class Sequence:
     num_computed: int = 0
     num_cached: int = 0
     """Prompt tokens that were found in memory instead of being computed."""
+    next_stop: int = 0
+    """Prompt tokens up to which the next chunk may go, since memory is to be noted there."""
     num_generated: int = 0
     num_shifted: int = 0
     """Tokens that context shifts have dropped from `tokens`."""

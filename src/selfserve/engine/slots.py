@@ -123,10 +123,10 @@ class SlotTable:
         if source.entry is not None:
             self.pool.touch(source.entry)  # or making room for others might evict it
         slot = self._choose(sequence, source)
+        slot.owner, sequence.slot = sequence, slot.id  # also if something fails from here on
         length = self._fill(slot, source)
         self._uses += 1
-        slot.used, slot.owner, slot.tokens = self._uses, sequence, EMPTY
-        sequence.slot = slot.id
+        slot.used, slot.tokens = self._uses, EMPTY
         sequence.num_computed = sequence.num_cached = length
 
     def _usable(self, common: int, length: int, checkpoints: list[Checkpoint]) -> int:
@@ -135,7 +135,8 @@ class SlotTable:
             return min(common, length)
         return max((c.length for c in checkpoints if c.length <= common), default=0)
 
-    def _find(self, sequence: Sequence) -> Source:
+    def _find(self, sequence: Sequence, *, without: int = -1) -> Source:
+        """The best source for the sequence's prompt, leaving the running slot `without` aside."""
         prompt = sequence.prompt[:-1]  # the last token is computed in any case
         wanted = sequence.request.slot
         best = Source(0)
@@ -149,7 +150,7 @@ class SlotTable:
             ):
                 best = Source(length, slot=slot)
         for slot in self.slots:
-            length = self._usable_of_running(slot, prompt)
+            length = 0 if slot.id == without else self._usable_of_running(slot, prompt)
             if length >= best.length + WORTH_A_COPY:
                 best = Source(length, slot=slot)
         return self._find_saved(prompt, best)
@@ -181,13 +182,14 @@ class SlotTable:
 
     def promise(self, sequence: Sequence, running: Sequence) -> int:
         """Tokens that `sequence` can take over once `running` has computed its prompt, beyond
-        what it could have now; 0 if it is not worth waiting."""
+        what it could have without; 0 if it is not worth waiting."""
         if not (sequence.request.cache_prompt and running.request.cache_prompt):
             return 0
         common = common_length(sequence.prompt[:-1], running.prompt)
         if common <= running.num_computed:
             return 0
-        return common if common >= self._find(sequence).length + WORTH_A_COPY else 0
+        elsewhere = self._find(sequence, without=running.slot).length
+        return common if common >= elsewhere + WORTH_A_COPY else 0
 
     def _choose(self, sequence: Sequence, source: Source) -> Slot:
         wanted = sequence.request.slot
@@ -272,7 +274,7 @@ class SlotTable:
         """Takes a checkpoint if the sequence has just reached a place for one."""
         if self._can_cut or not sequence.request.cache_prompt:
             return
-        if sequence.num_prompt - sequence.num_computed not in CHECKPOINT_BACK:
+        if not sequence.num_computed == sequence.next_stop < sequence.num_prompt:
             return
         size = self._runner.state_size(sequence.slot, partial=True)
         held = sum(c.blob.nbytes for slot in self.slots for c in slot.checkpoints)

@@ -27,12 +27,16 @@ class EngineStats:
             "requests_failed": 0,
         }
 
-    def record(self, plan: Plan, ms: float, events: Sequence[Event]) -> None:
+    def record(self, plan: Plan, ms: float) -> None:
         """Counts one step."""
         counters = self._counters
         counters["steps"] += 1
         counters["step_ms"] += ms
         counters["prompt_tokens_computed"] += plan.num_prefill_tokens
+
+    def count(self, events: Sequence[Event]) -> None:
+        """Counts the requests that ended."""
+        counters = self._counters
         for event in events:
             if isinstance(event, Finished):
                 counters["requests_finished"] += 1

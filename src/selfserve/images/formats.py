@@ -127,8 +127,6 @@ def _read_png(data: bytes) -> Source:
     for _ in range(_MAX_PARTS):
         (length,) = struct.unpack_from(">I", data, pos)
         kind, end = data[pos + 4 : pos + 8], pos + 12 + length
-        if end > len(data):
-            raise ValueError("cut off inside a chunk")
         body = data[pos + 8 : end - 4]
         if kind == b"tRNS" and colour in (_PNG_GREY, _PNG_RGB):
             transparent = _transparent_colour(body, depth, colour)

@@ -6,6 +6,7 @@ Read-only after it was made, so every thread may use it, for as long as its mode
 from __future__ import annotations
 
 import ctypes
+import warnings
 from functools import cached_property
 from typing import Any
 
@@ -110,7 +111,10 @@ class Vocab:
             room = -length
 
     def grammar_tokenizer(self) -> Any:
-        """This vocabulary for llguidance. Takes up to a second for large ones."""
+        """This vocabulary for llguidance. Takes up to two seconds for large ones."""
         from llguidance.llamacpp import lltokenizer_from_vocab
 
-        return lltokenizer_from_vocab(self.handle)
+        with warnings.catch_warnings():
+            # llguidance calls the binding by a name that the binding has deprecated.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return lltokenizer_from_vocab(self.handle, eos_token=sorted(self.eog_ids))

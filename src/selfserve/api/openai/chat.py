@@ -105,6 +105,7 @@ class ChatDraft:
         self._chat = chat
         self._model = service.model
         self._sampling = service.recommended_sampling
+        self._default_keep = service.default_keep
         self._budgets = service.settings.reasoning_budgets
         self._vocabulary: Vocabulary = service.vocabulary
         self._template = template
@@ -125,6 +126,7 @@ class ChatDraft:
             reasoning=reasoning,
             slot=slot,
             cache_prompt=chat.cache_prompt is not False,
+            n_keep=self._default_keep,
             time_limit_ms=chat.t_max_predict_ms or 0,
             return_progress=bool(chat.stream and chat.return_progress),
             timings_per_token=bool(chat.timings_per_token),

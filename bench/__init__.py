@@ -1,0 +1,1 @@
+"""Measurements of this server beside others. `python -m bench` runs the scenarios."""

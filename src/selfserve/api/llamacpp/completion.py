@@ -1,0 +1,224 @@
+"""A completion from its body to the last byte of its answer."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from selfserve.api.exchange import Exchange
+from selfserve.api.llamacpp.merge import merged
+from selfserve.api.llamacpp.probabilities import ProbabilityRenderer
+from selfserve.api.llamacpp.prompts import tokenize_prompt
+from selfserve.api.llamacpp.render import (
+    CompletionAnswer,
+    CompletionEvents,
+    PreparedPrompt,
+    dumps,
+    joined,
+    select_fields,
+    total_usage,
+)
+from selfserve.api.llamacpp.schema import CompletionRequest
+from selfserve.api.llamacpp.settings import generation_settings
+from selfserve.api.llamacpp.tokens import text_of
+from selfserve.api.sampling import resolve_seed, sampling_params
+from selfserve.api.service import Service
+from selfserve.api.sse import DONE, data_event
+from selfserve.api.timings import usage_object
+from selfserve.api.validation import read_model
+from selfserve.errors import InvalidRequest, UnsupportedCapability
+from selfserve.request import Constraint, Delta, Finished, Progress, Request, SamplingParams
+from selfserve.text.grammar import gbnf_constraint
+from selfserve.text.schema import json_schema_constraint
+
+
+class CompletionEndpoint:
+    """Continues prompts with the model of a service."""
+
+    def __init__(self, service: Service, fingerprint: str, *, openai: bool) -> None:
+        """`openai`: several prompts are one answer, and a stream ends with `[DONE]`."""
+        self._service = service
+        self._fingerprint = fingerprint
+        self._openai = openai
+
+    async def __call__(self, exchange: Exchange) -> None:
+        """Handles one exchange. Raises SelfError where the request cannot be answered."""
+        body = await read_model(exchange, CompletionRequest)
+        self._check(body)
+        with self._service.admit(len(body.prompts)):
+            slot = self._service.check_slot(body.id_slot)
+            draft = CompletionDraft(body, self._service, slot)
+            prompts = await self._service.workers.run(draft.prompts)
+            head = {
+                "id": draft.id,
+                "object": "text_completion",
+                "created": int(time.time()),
+                "model": self._service.model.id,
+                "system_fingerprint": self._fingerprint,
+            }
+            if body.stream:
+                await self._stream(exchange, body, head, prompts)
+            else:
+                await self._answer(exchange, body, head, prompts)
+
+    def _check(self, body: CompletionRequest) -> None:
+        """Raises for what no waiting would mend."""
+        settings, ready = self._service.settings, self._service.ready
+        capacity = ready.num_slots + settings.queue_size
+        if len(body.prompts) > capacity:
+            raise InvalidRequest(
+                f"prompt must hold at most {capacity} prompts, got {len(body.prompts)}",
+                param="prompt",
+            )
+        if body.n_keep is not None and not ready.can_shift:
+            raise UnsupportedCapability(
+                "n_keep must be absent: the loaded model's memory cannot be shifted",
+                param="n_keep",
+            )
+        if not self._service.has_vision and any(prompt.media for prompt in body.prompts):
+            raise UnsupportedCapability(
+                "multimodal_data must be absent: the loaded model takes text only",
+                param="multimodal_data",
+            )
+
+    async def _answer(
+        self,
+        exchange: Exchange,
+        body: CompletionRequest,
+        head: dict[str, Any],
+        prompts: list[PreparedPrompt],
+    ) -> None:
+        answers = [CompletionAnswer(head, p, self._probabilities(p.request)) for p in prompts]
+        found: dict[int, dict[str, Any]] = {}
+        streams = [self._service.run(prompt.request) for prompt in prompts]
+        async with aclosing(merged(streams)) as events:
+            async for index, event in events:
+                if isinstance(event, Delta):
+                    answers[index].push(event)
+                elif isinstance(event, Finished):
+                    found[index] = answers[index].finish(event)
+        ordered = [found[index] for index in range(len(prompts))]
+        await exchange.send_json(dumps(self._combined(body, head, ordered)).encode("ascii"))
+
+    def _combined(
+        self, body: CompletionRequest, head: dict[str, Any], answers: list[dict[str, Any]]
+    ) -> object:
+        names = body.response_fields
+        if len(answers) == 1:
+            return select_fields(answers[0], names)
+        if self._openai:
+            return select_fields(joined(head, answers), names)
+        return [select_fields(answer, names) for answer in answers]
+
+    async def _stream(
+        self,
+        exchange: Exchange,
+        body: CompletionRequest,
+        head: dict[str, Any],
+        prompts: list[PreparedPrompt],
+    ) -> None:
+        options = body.stream_options
+        tells_usage = bool(self._openai and options and options.include_usage)
+        writers = [
+            CompletionEvents(head, p, self._probabilities(p.request), names_usage=tells_usage)
+            for p in prompts
+        ]
+        usages: list[dict[str, Any]] = []
+        streams = [self._service.run(prompt.request) for prompt in prompts]
+        stream = exchange.open_stream(self._service.settings.ping_s)
+        async with aclosing(merged(streams)) as events:
+            async for index, event in events:
+                if isinstance(event, Delta):
+                    data = writers[index].delta(event)
+                    if data:
+                        stream.push(data)
+                elif isinstance(event, Progress):
+                    stream.push(writers[index].progress(event))
+                else:
+                    usages.append(usage_object(event))
+                    stream.push(data_event(dumps(self._last(body, writers[index].last(event)))))
+        if tells_usage:
+            usage = {**head, "choices": [], "usage": total_usage(usages)}
+            stream.push(data_event(dumps(usage)))
+        if self._openai:
+            stream.push(DONE)
+        await exchange.end_stream()
+
+    def _last(self, body: CompletionRequest, event: dict[str, Any]) -> dict[str, Any]:
+        """A prompt's last event: whatever its fields, it tells which prompt's end it is."""
+        if not body.response_fields:
+            return event
+        chosen = select_fields(event, body.response_fields)
+        return {"index": event["index"], "stop": True, **chosen}
+
+    def _probabilities(self, request: Request) -> ProbabilityRenderer:
+        return ProbabilityRenderer(
+            self._service.vocabulary, after_sampling=request.post_sampling_probs
+        )
+
+
+class CompletionDraft:
+    """The work between a valid body and requests for the engine; runs in a worker thread."""
+
+    def __init__(self, body: CompletionRequest, service: Service, slot: int) -> None:
+        self.id = f"cmpl-{secrets.token_hex(16)}"
+        self._body = body
+        self._service = service
+        self._vocabulary = service.vocabulary
+        self._recommended = service.recommended_sampling
+        self._slot = slot
+
+    def prompts(self) -> list[PreparedPrompt]:
+        """Tokenizes and compiles. Raises InvalidRequest; blocks, the GIL mostly free."""
+        sampling = sampling_params(self._body, self._recommended, self._vocabulary)
+        constraint = self._constraint()
+        prepared = []
+        for index, prompt in enumerate(self._body.prompts):
+            ids = tokenize_prompt(prompt, self._vocabulary)
+            self._service.check_length(len(ids), param=prompt.path)
+            if index > 0:  # a random seed is another one for each prompt
+                seed = resolve_seed(self._body.seed)
+                sampling = msgspec.structs.replace(sampling, seed=seed)
+            prepared.append(self._prepared(index, ids, sampling, constraint))
+        return prepared
+
+    def _prepared(
+        self, index: int, ids: list[int], sampling: SamplingParams, constraint: Constraint | None
+    ) -> PreparedPrompt:
+        body = self._body
+        request = Request(
+            id=self.id if len(body.prompts) == 1 else f"{self.id}-{index}",
+            prompt=tuple(ids),
+            sampling=sampling,
+            max_tokens=None if body.limit < 0 else body.limit,
+            stop=tuple(body.stop or ()),
+            constraint=constraint,
+            n_probs=body.num_probs,
+            post_sampling_probs=bool(body.post_sampling_probs),
+            slot=self._slot,
+            cache_prompt=body.cache_prompt is not False,
+            n_keep=self._service.default_keep if body.n_keep is None else body.n_keep,
+            time_limit_ms=body.t_max_predict_ms or 0,
+            n_indent=body.n_indent or 0,
+            return_progress=bool(body.stream and body.return_progress),
+            timings_per_token=bool(body.timings_per_token),
+        )
+        return PreparedPrompt(
+            index=index,
+            request=request,
+            text=text_of(ids, self._vocabulary),
+            settings=generation_settings(body, request, self._service),
+            returns_tokens=bool(body.return_tokens),
+        )
+
+    def _constraint(self) -> Constraint | None:
+        body = self._body
+        if body.grammar:
+            return gbnf_constraint(body.grammar, param="grammar")
+        if body.json_schema is not None:
+            return json_schema_constraint(body.json_schema, param="json_schema")
+        return None

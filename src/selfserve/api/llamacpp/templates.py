@@ -1,0 +1,49 @@
+"""POST /apply-template: what the chat endpoint would make of messages, as a prompt to complete."""
+
+from __future__ import annotations
+
+from selfserve.api.exchange import Exchange
+from selfserve.api.llamacpp.prompts import MEDIA_MARKER
+from selfserve.api.llamacpp.render import dumps
+from selfserve.api.messages import Messages, Refused, image_urls, template_messages
+from selfserve.api.sampling_fields import Ignored
+from selfserve.api.service import Service
+from selfserve.api.thinking_fields import ThinkingFields
+from selfserve.api.validation import read_model
+from selfserve.errors import UnsupportedCapability
+from selfserve.text.template import ChatTemplate
+
+
+class ApplyTemplateRequest(ThinkingFields):
+    """A conversation to be written as the model expects it."""
+
+    messages: Messages
+    model: Ignored = None
+    tools: Refused = None
+
+
+class ApplyTemplate:
+    """Handler of /apply-template."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, exchange: Exchange) -> None:
+        body = await read_model(exchange, ApplyTemplateRequest)
+        for path, _ in image_urls(body.messages):
+            if not self._service.has_vision:
+                raise UnsupportedCapability(
+                    f"{path} is a picture, but the loaded model takes text only", param=path
+                )
+        template = await self._service.chat_template()
+        prompt = await self._service.workers.run(self._rendered, body, template)
+        await exchange.send_json(dumps({"prompt": prompt}).encode("ascii"))
+
+    def _rendered(self, body: ApplyTemplateRequest, template: ChatTemplate) -> str:
+        thinking, effort = body.thinking_mode(self._service.model.thinking_default)
+        return template.render(
+            template_messages(body.messages),
+            thinking=thinking,
+            effort=effort,
+            image_marker=MEDIA_MARKER,
+        ).text

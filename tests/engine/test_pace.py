@@ -1,0 +1,89 @@
+"""The budget of a step follows what steps cost, and never stops anybody."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from selfserve.engine.pace import MIN_PREFILL, StepPace
+
+
+def learnt(
+    *, decode_ms: float, token_ms: float, step_ms: float = 50.0, batch_size: int = 2048
+) -> StepPace:
+    """A pace that has seen a model of these costs for a while."""
+    pace = StepPace(step_ms, batch_size, 4)
+    rng = random.Random(1)
+    for _ in range(200):
+        num_decoding = rng.randrange(4)
+        pace.record(num_decoding, num_decoding, 0, decode_ms)
+        tokens = rng.randrange(16, 256)
+        pace.record(
+            num_decoding, num_decoding, tokens, decode_ms * bool(num_decoding) + tokens * token_ms
+        )
+    return pace
+
+
+@pytest.mark.parametrize(("decode_ms", "token_ms"), [(5.0, 0.5), (20.0, 3.0), (1.0, 0.05)])
+def test_a_step_beside_decoding_takes_about_its_target(decode_ms: float, token_ms: float) -> None:
+    pace = learnt(decode_ms=decode_ms, token_ms=token_ms)
+    expected_ms = decode_ms + pace.prefill_budget(2) * token_ms
+    assert expected_ms == pytest.approx(50.0, rel=0.15)
+
+
+def test_a_model_slower_than_the_target_still_gets_on_with_prompts() -> None:
+    pace = learnt(decode_ms=200.0, token_ms=20.0)
+    assert pace.prefill_budget(1) == pytest.approx(10, abs=2)
+
+
+def test_alone_a_prompt_gets_a_large_budget_that_does_not_follow_noise() -> None:
+    pace = learnt(decode_ms=5.0, token_ms=0.5)
+    before = pace.prefill_budget(0)
+    assert before >= 256
+    pace.record(0, 0, 64, 500.0)
+    assert pace.prefill_budget(0) == before
+
+
+def test_a_slow_model_begins_with_smaller_steps() -> None:
+    fast, slow = StepPace(50, 2048, 4), StepPace(50, 2048, 4)
+    fast.set_prefill_cost(16, 8.0)
+    slow.set_prefill_cost(16, 160.0)
+    assert slow.prefill_budget(0) < fast.prefill_budget(0)
+    assert slow.prefill_budget(0) * 10.0 <= 1000.0
+
+
+def test_the_cost_of_more_sequences_is_guessed_from_fewer() -> None:
+    pace = StepPace(50, 2048, 8)
+    assert pace.decode_ms(3) == 0.0
+    pace.record(2, 2, 0, 12.0)
+    assert pace.decode_ms(5) == 12.0
+    assert pace.decode_ms(1) == 0.0
+    pace.record(5, 5, 0, 20.0)
+    assert (pace.decode_ms(4), pace.decode_ms(5)) == (12.0, 20.0)
+
+
+def test_steps_with_drafts_do_not_count_as_plain_decode_steps() -> None:
+    pace = StepPace(50, 2048, 4)
+    pace.record(1, 1, 0, 10.0)
+    pace.record(1, 17, 0, 40.0)
+    assert pace.decode_ms(1) == 10.0
+
+
+steps = st.tuples(st.integers(0, 4), st.integers(0, 100), st.integers(0, 3000), st.floats(0, 1e5))
+
+
+@given(st.lists(steps, max_size=60), st.integers(1, 4096), st.floats(1, 60_000))
+@settings(max_examples=80, deadline=None)
+def test_every_budget_lies_between_a_little_and_a_batch(
+    history: list[tuple[int, int, int, float]], batch_size: int, step_ms: float
+) -> None:
+    pace = StepPace(step_ms, batch_size, 4)
+    for num_decoding, num_decode, num_prefill, ms in history:
+        pace.record(num_decoding, num_decode, num_prefill, ms)
+    for num_decoding in range(5):
+        budget = pace.prefill_budget(num_decoding)
+        assert min(MIN_PREFILL, batch_size) <= budget <= max(MIN_PREFILL, batch_size)
+        assert 0 <= pace.draft_budget(num_decoding) <= batch_size
