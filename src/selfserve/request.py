@@ -133,9 +133,6 @@ class Request(Record, frozen=True, kw_only=True):
     n_indent: int = 0
     return_progress: bool = False
     timings_per_token: bool = False
-    turn_ends: tuple[int, ...] = ()
-    """Prompt lengths at which a turn ends, ascending: good places for checkpoints of memory that
-    cannot be cut. May be empty."""
 
 
 class StopType(StrEnum):

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 from tests.support.asgi_call import call, chat_body
+from tests.support.byte_vocabulary import THINK
 from tests.support.fake_engine import BOS, THINKING_TEMPLATE, ByteVocabulary, FakeEngine
+from tests.support.shared_data import shared_data
 
 from selfserve.config import ModelInfo
 from selfserve.request import Ready, Request, SamplingParams
@@ -312,6 +314,53 @@ class TestThinking:
         assert request.constraint is not None
         assert request.reasoning is not None
         assert request.reasoning.open
+
+
+class TestThinkingThatTheModelBegins:
+    """The template of Qwen 3 leaves it to the model to open its thinking."""
+
+    TURN = "<|im_start|>assistant\n"
+
+    @pytest.fixture(autouse=True)
+    def qwen(self, engine: FakeEngine) -> None:
+        template = shared_data("templates/Qwen-Qwen3-0.6B.jinja").read_text(encoding="utf-8")
+        engine.vocabulary = ByteVocabulary(template)
+
+    def end_of(self, engine: FakeEngine, request: Request) -> str:
+        return str(engine.vocabulary.text(request.prompt).rpartition(self.TURN)[2])
+
+    @pytest.mark.parametrize(
+        "form", [{"json_schema": SCHEMA}, {"response_format": {"type": "json_object"}}], ids=repr
+    )
+    def test_a_form_opens_it_so_that_the_grammar_waits(
+        self, ask: Ask, engine: FakeEngine, form: dict[str, Any]
+    ) -> None:
+        request = ask(**form)
+        assert self.end_of(engine, request) == "<think>\n"
+        assert THINK in request.prompt
+        assert request.reasoning is not None
+        assert request.reasoning.open
+
+    def test_free_text_leaves_it_to_the_model(self, ask: Ask, engine: FakeEngine) -> None:
+        request = ask()
+        assert self.end_of(engine, request) == ""
+        assert request.reasoning is not None
+        assert not request.reasoning.open
+
+    def test_a_form_without_thinking_begins_with_the_answer(
+        self, ask: Ask, engine: FakeEngine
+    ) -> None:
+        request = ask(json_schema=SCHEMA, reasoning_effort="none")
+        assert self.end_of(engine, request) == "<think>\n\n</think>\n\n"
+        assert request.reasoning is not None
+        assert request.reasoning.answering
+
+    def test_a_form_of_a_continued_answer_opens_nothing(self, ask: Ask, engine: FakeEngine) -> None:
+        begun = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": '{"a":'}]
+        request = ask(json_schema=SCHEMA, messages=begun)
+        assert self.end_of(engine, request).endswith('{"a":')
+        assert request.reasoning is not None
+        assert not request.reasoning.open
 
 
 @pytest.mark.parametrize("effort", ["none", "minimal", "xhigh"])

@@ -20,7 +20,7 @@ Options:
 
 Commands:
   serve  Load a model and serve it over HTTP until Ctrl-C.
-  bench  Measure prompt speed, answer speed and waiting times of a model...
+  bench  Measure the speed of a model, or of a server that runs already.
 """
 
 SERVE_OPTIONS = (

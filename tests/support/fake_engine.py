@@ -68,6 +68,8 @@ class Script:
     ends: bool = True
     """False: the stream of events breaks off without a final event."""
     cached_tokens: int = 0
+    stopping_word: str = ""
+    truncated: bool = False
 
 
 @dataclass
@@ -136,6 +138,8 @@ class FakeEngine:
         return Finished(
             id=request.id,
             stop_type=script.stop_type,
+            stopping_word=script.stopping_word,
+            truncated=script.truncated,
             prompt_tokens=len(request.prompt),
             cached_tokens=script.cached_tokens,
             completion_tokens=num_thoughts + len(script.pieces),

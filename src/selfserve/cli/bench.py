@@ -81,7 +81,7 @@ def bench(
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
-    """Measure prompt speed, answer speed and waiting times of a model or a server."""
+    """Measure the speed of a model, or of a server that runs already."""
     import asyncio
 
     from selfserve.cli.chat_stream import parse_address

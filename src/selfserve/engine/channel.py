@@ -5,6 +5,7 @@ Sockets lie in a folder that only this user can enter; nothing listens on the ne
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Sequence
@@ -52,7 +53,7 @@ class EngineInbox:
         commands: list[Command] = []
         if timeout_s > 0:
             self._poller.poll(int(timeout_s * 1e3))
-            self._drain_waker()
+        self._drain_waker()
         while True:
             try:
                 commands += self._decoder.decode(self._socket.recv(zmq.NOBLOCK))
@@ -67,7 +68,9 @@ class EngineInbox:
             return
 
     def wake(self) -> None:
-        with self._waker_lock:  # ZeroMQ sockets must not be used by two threads at once
+        # ZeroMQ sockets must not be used by two threads at once. A full queue means that the loop
+        # is about to wake up many times over.
+        with self._waker_lock, contextlib.suppress(zmq.Again):
             self._waker_out.send(WAKE, zmq.NOBLOCK)
 
     def close(self) -> None:

@@ -28,11 +28,12 @@ class GrammarBuilder:
         self._thread: threading.Thread | None = None
         self._orders: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._built: queue.SimpleQueue[Built] = queue.SimpleQueue()
-        self._wanted: set[str] = set()
+        self._wanted: dict[str, None] = {}
+        """Ids of the requests that wait, oldest first."""
 
     def build(self, request: Request) -> None:
         """Starts compiling; the result comes out of `take_built`. Never blocks."""
-        self._wanted.add(request.id)
+        self._wanted[request.id] = None
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="grammars", daemon=True)
             self._thread.start()
@@ -40,7 +41,13 @@ class GrammarBuilder:
 
     def forget(self, request_id: str) -> None:
         """Nobody waits for this one any more."""
-        self._wanted.discard(request_id)
+        self._wanted.pop(request_id, None)
+
+    def forget_all(self) -> list[str]:
+        """Nobody waits any more; the ids of the requests that did."""
+        forgotten = list(self._wanted)
+        self._wanted.clear()
+        return forgotten
 
     def take_built(self) -> list[Built]:
         """What became ready since the last call: a state to own, or why there is none."""
@@ -48,7 +55,7 @@ class GrammarBuilder:
         while not self._built.empty():
             request, result = self._built.get()
             if request.id in self._wanted:
-                self._wanted.remove(request.id)
+                del self._wanted[request.id]
                 ready.append((request, result))
         return ready
 

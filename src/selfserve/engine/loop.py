@@ -73,7 +73,9 @@ class EngineLoop:
                 log.exception("the engine's step failed; its requests end, the engine goes on")
                 error = InternalError("the engine failed while it computed this request")
                 self._send(self._scheduler.fail_all(error))
-        self._send(self._scheduler.fail_all(ShuttingDown("the server is shutting down")))
+        reason = ShuttingDown("the server is shutting down")
+        self._send([failed(request_id, reason) for request_id in self._grammars.forget_all()])
+        self._send(self._scheduler.fail_all(reason))
 
     def turn(self) -> None:
         """One round: commands, grammars that are ready, and a step if there is work."""

@@ -74,7 +74,8 @@ class OutputStream:
         if not self.has_ended:
             self._give(self._stop.flush())
             # Of overlapping stop strings a shorter one can turn out to stand in the held text.
-            self.stopping_word = self._stop.matched or ""
+            if self._stop.matched is not None and not self.is_dedented:
+                self._end_at(self._stop.matched)
         if self._indentation is not None and not self.has_ended:
             self._content.append(self._indentation.flush())
 
@@ -92,8 +93,14 @@ class OutputStream:
             return
         result = self._stop.push(text)
         self._give(result.text)
-        if result.matched is not None:
-            self.stopping_word = result.matched
+        if result.matched is not None and not self.is_dedented:
+            self._end_at(result.matched)
+
+    def _end_at(self, stopping_word: str) -> None:
+        """A stop string was found; blanks that stood right before it are text."""
+        self.stopping_word = stopping_word
+        if self._indentation is not None:
+            self._content.append(self._indentation.flush())
 
     def _give(self, text: str) -> None:
         if text and self._indentation is not None:

@@ -23,6 +23,7 @@ import numpy as np
 
 from selfserve.engine.advance import Advancer
 from selfserve.engine.constraint import ConstraintState
+from selfserve.engine.gaps import GapCloser
 from selfserve.engine.output import OutputStream
 from selfserve.engine.pace import StepPace
 from selfserve.engine.plan import Chunk, Outcome, Plan
@@ -82,6 +83,7 @@ class Scheduler:
         if not runner.capabilities.can_cut:
             costs = None
         self.advancer = Advancer(runner, slots, costs=costs, clock=clock)
+        self._gaps = GapCloser()
         self.waiting: deque[tuple[Sequence, ConstraintState | None]] = deque()
         self.running: dict[str, Sequence] = {}
         """By request id, oldest first."""
@@ -147,6 +149,7 @@ class Scheduler:
     def schedule(self) -> Plan | None:
         """The next step, or None if there is nothing to compute."""
         self._admit()
+        self._close_gap()
         self.slots.step_begins()
         sequences = self._isolated() or list(self.running.values())
         plan = Plan()
@@ -191,6 +194,11 @@ class Scheduler:
             self._refusals.append(_failed_by(sequence.id, error))
         else:
             self.running[sequence.id] = sequence
+
+    def _close_gap(self) -> None:
+        move = self._gaps.next_move(self.running.values())
+        if move is not None:
+            self.slots.move(*move)
 
     def _awaited(self, sequence: Sequence) -> bool:
         """True while a running sequence computes a prompt that begins like this one."""

@@ -289,6 +289,21 @@ class SlotTable:
         if blob is not None:
             checkpoints.append(Checkpoint(sequence.num_computed, blob))
 
+    def move(self, sequence: Sequence, target_id: int) -> None:
+        """Moves a running sequence into a free slot; it stays where it is if that fails."""
+        source, target = self.slots[sequence.slot], self.slots[target_id]
+        blob = self._runner.save(source.id)
+        if blob is None or target.owner is not None:
+            return
+        self._save(target)
+        self._clear(target)
+        if not self._runner.restore(target.id, blob, length=sequence.num_computed):
+            return
+        target.owner, target.used, target.checkpoints = sequence, source.used, source.checkpoints
+        sequence.slot = target.id
+        source.owner = None
+        self._clear(source)
+
     def cut(self, sequence: Sequence, length: int) -> bool:
         """Drops a running sequence's memory behind `length`: refused drafts."""
         return self._runner.cut(sequence.slot, length)

@@ -1,4 +1,4 @@
-"""One reusable `llama_batch` whose arrays are numpy's, filled without a C call."""
+"""Batches whose arrays are numpy's, filled without a C call."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from selfserve.native import library
 
 
 class Batch:
-    """Rows of (token, position, sequence, wants logits), at most `capacity` of them.
+    """A reusable batch: rows of (token, position, sequence, wants logits), at most `capacity`.
 
     The arrays belong to this object, so nothing has to be freed; it must outlive every decode
     that uses it.
@@ -64,3 +65,36 @@ class Batch:
         self._logits[end - num_outputs : end] = 1
         self.struct.n_tokens = end
         self.num_outputs += num_outputs
+
+
+class EmbeddingBatch:
+    """Rows of one sequence that come as embeddings instead of tokens: a picture, or part of one.
+
+    Refers to the arrays that it was made from; it must outlive the decode that uses it.
+    """
+
+    def __init__(
+        self,
+        seq_id: int,
+        embeddings: npt.NDArray[np.float32],
+        positions: npt.NDArray[np.int32],
+        num_outputs: int,
+    ) -> None:
+        """Shapes (n, n_embd) and (sections, n); the last `num_outputs` rows want logits."""
+        lib: Any = library.load()
+        size = len(embeddings)
+        self._embeddings = np.ascontiguousarray(embeddings)
+        self._positions = np.ascontiguousarray(positions)
+        self._num_seq_ids = np.ones(size, dtype=np.int32)
+        self._seq_ids = np.full(size, seq_id, dtype=np.int32)
+        self._seq_pointers = self._seq_ids.ctypes.data + np.arange(size, dtype=np.uint64) * 4
+        self._logits = np.zeros(size, dtype=np.int8)
+        self._logits[size - num_outputs :] = 1
+        int32_p = ctypes.POINTER(ctypes.c_int32)
+        self.struct = lib.llama_batch()
+        self.struct.n_tokens = size
+        self.struct.embd = self._embeddings.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        self.struct.pos = self._positions.ctypes.data_as(int32_p)
+        self.struct.n_seq_id = self._num_seq_ids.ctypes.data_as(int32_p)
+        self.struct.seq_id = self._seq_pointers.ctypes.data_as(ctypes.POINTER(int32_p))
+        self.struct.logits = self._logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfserve.errors import ModelLoadError
-from selfserve.native.batch import Batch
+from selfserve.native.batch import Batch, EmbeddingBatch
 from selfserve.native.model import Model
 
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "q4_0": 2, "bf16": 30}
@@ -25,6 +25,9 @@ STATE_FULL = 0
 STATE_PARTIAL = 1
 """Flags of llama_state_seq_*_ext: all of a sequence, or only what cannot be cut (the recurrent
 or sliding-window part). A blob must be loaded with the flag that it was saved with."""
+
+MROPE_TYPES = frozenset({8, 40})
+"""llama_rope_type of models whose positions have several sections: MROPE, IMROPE."""
 
 
 class Outcome(Enum):
@@ -87,13 +90,25 @@ class Context:
         self.sliding_window = model.sliding_window
         self.context_size = min(int(lib.llama_n_ctx_seq(self.handle)), options.context_size)
         self.can_shift = bool(lib.llama_memory_can_shift(self._memory))
+        self._has_mrope = int(lib.llama_model_rope_type(model.handle)) in MROPE_TYPES
 
-    def decode(self, batch: Batch) -> Outcome:
+    def decode(self, batch: Batch | EmbeddingBatch) -> Outcome:
         """Computes a batch. Blocks; releases the GIL. Never raises."""
         code: int = self._lib.llama_decode(self.handle, batch.struct)
         if code == 0:
             return Outcome.OK
         return {1: Outcome.NO_ROOM, -1: Outcome.INVALID}.get(code, Outcome.PARTIAL)
+
+    def decode_embeddings(self, batch: EmbeddingBatch, *, is_causal: bool) -> Outcome:
+        """As `decode`, for a batch of embeddings. Not causal: each row attends to all others, for
+        which the batch must not be larger than `ubatch_size`."""
+        if is_causal:
+            return self.decode(batch)
+        self._lib.llama_set_causal_attn(self.handle, False)
+        try:
+            return self.decode(batch)
+        finally:
+            self._lib.llama_set_causal_attn(self.handle, True)
 
     def logits(self, num_rows: int) -> npt.NDArray[np.float32]:
         """Logits of the last decode, shape (num_rows, n_vocab), rows in the order in which the
@@ -161,7 +176,7 @@ class Context:
     def restore(
         self, seq_id: int, blob: npt.NDArray[np.uint8], *, length: int, partial: bool = False
     ) -> bool:
-        """Loads a saved state of `length` tokens. On False the sequence was emptied.
+        """Loads a saved state of `length` positions. On False the sequence was emptied.
 
         A partial blob rolls back a sequence that still holds its other part: it is loaded first
         and the tail dropped after, the one order that is right for every kind of memory.
@@ -175,7 +190,9 @@ class Context:
         done = read == blob.size
         if done and partial:
             done = bool(self._lib.llama_memory_seq_rm(self._memory, seq_id, length, -1))
-        if not done or self.positions(seq_id)[1] != length - 1:
+        last = self.positions(seq_id)[1]
+        # With M-RoPE the tokens of a picture share positions: a state that ends in one ends early.
+        if not done or not (last == length - 1 or (self._has_mrope and 0 <= last < length)):
             self.clear(seq_id)
             return False
         return True

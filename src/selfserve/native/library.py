@@ -65,17 +65,39 @@ def load() -> ModuleType:
 
 
 def _route_log(lib: ModuleType) -> None:
-    logger = get_logger("libllama")
+    callback = _log_callback(lib, "libllama")
+    lib.llama_log_set(callback, ctypes.c_void_p(0))
+    # libllama keeps the pointer for the life of the process, and so must we.
+    load.log_callback = callback  # type: ignore[attr-defined]
+
+
+def _log_callback(lib: ModuleType, name: str) -> Any:
+    logger = get_logger(name)
 
     def write(level: int, text: bytes, _: Any) -> None:
         line = text.decode("utf-8", "replace").rstrip()
         if line.strip("."):  # the loader's progress dots arrive one by one
             logger.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
 
-    callback = lib.llama_log_callback(write)
-    lib.llama_log_set(callback, ctypes.c_void_p(0))
-    # libllama keeps the pointer for the life of the process, and so must we.
-    load.log_callback = callback  # type: ignore[attr-defined]
+    return lib.llama_log_callback(write)
+
+
+@functools.cache
+def load_mtmd() -> ModuleType:
+    """The binding's module for pictures, with libmtmd's log turned into Python's.
+
+    Raises LibraryError if this build of llama-cpp-python comes without libmtmd.
+    """
+    lib = load()
+    try:
+        from llama_cpp import mtmd_cpp
+    except (ImportError, OSError, RuntimeError, FileNotFoundError) as error:
+        raise LibraryError(f"libmtmd cannot be loaded: {error}") from error
+    module: ModuleType = mtmd_cpp
+    callback = _log_callback(lib, "libmtmd")
+    module.mtmd_helper_log_set(callback, ctypes.c_void_p(0))
+    load_mtmd.log_callback = callback  # type: ignore[attr-defined]
+    return module
 
 
 def system_info() -> str:

@@ -115,7 +115,7 @@ class ChatDraft:
         """Renders, tokenizes and compiles. Raises InvalidRequest; blocks, the GIL mostly free."""
         chat, vocabulary = self._chat, self._vocabulary
         constraint = self._constraint()
-        prompt, reasoning = self._prompt()
+        prompt, reasoning = self._prompt(constrained=constraint is not None)
         return Request(
             id=f"chatcmpl-{secrets.token_hex(16)}",
             prompt=tuple(prompt),
@@ -132,11 +132,15 @@ class ChatDraft:
             timings_per_token=bool(chat.timings_per_token),
         )
 
-    def _prompt(self) -> tuple[list[int], ReasoningSpec | None]:
+    def _prompt(self, *, constrained: bool) -> tuple[list[int], ReasoningSpec | None]:
         thinking, effort = self._chat.thinking_mode(self._model.thinking_default)
         rendered = self._template.render(
             template_messages(self._chat.messages), thinking=thinking, effort=effort
         )
+        thinks = thinking and self._template.supports_thinking and rendered.prefill is None
+        if self._reasoning is not None and constrained and thinks:
+            # A grammar holds from the first token on unless a block is open already.
+            rendered = rendered.extended(self._reasoning.with_thinking(rendered.text))
         prompt = tokenize_segments(rendered.segments, self._vocabulary.tokenize)
         if self._reasoning is None:
             return prompt, None
