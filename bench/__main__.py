@@ -1,16 +1,18 @@
-"""Runs the scenarios against this server and llama.cpp's, in turn, and writes what came out.
+"""Runs the scenarios against this server and its peers, in turn, and writes what came out.
 
     python -m bench                            # everything but memory, 5 repetitions
     python -m bench --quick                    # each once and short, only shown
-    python -m bench --scenarios orders,chats --models q4_0
+    python -m bench --scenarios memory --out bench/results/memory
 
-Run it from the root of the checkout on a machine that does nothing else. The peer needs the
-package xllamacpp: pip install '.[bench]'.
+Run it from the root of the checkout on a machine that does nothing else. The peers are llama.cpp's
+own server (pip install '.[bench]') and OpenVINO GenAI (pip install openvino-genai); those that are
+not installed are left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -26,6 +28,8 @@ REPETITIONS = 5
 
 def main() -> None:
     arguments = _arguments()
+    # A shell starts what runs in the background with Ctrl-C ignored; here it always counts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     chosen = set(arguments.scenarios)
     run = Run(
         servers=[name for name in servers.available() if name in arguments.servers],
@@ -33,8 +37,9 @@ def main() -> None:
         repetitions=arguments.repetitions or (1 if arguments.quick else REPETITIONS),
         is_quick=arguments.quick,
     )
-    if servers.LLAMA_CPP not in run.servers:
-        run.say("note: llama.cpp's server is left out; it comes with the package xllamacpp")
+    for name in arguments.servers:
+        if name not in run.servers:
+            run.say(f"note: {name} is left out; it needs the package {servers.PACKAGES[name]}")
     try:
         for model in arguments.models:
             path = models.model_path(model)
@@ -46,7 +51,7 @@ def main() -> None:
     except KeyboardInterrupt:
         run.say("interrupted; this is what was measured")
     print(report.as_markdown(run.report))
-    folder = arguments.out or (None if arguments.quick else RESULTS)
+    folder = arguments.out or (RESULTS if _is_whole(arguments) else None)
     if folder is not None:
         report.write(run.report, folder)
         run.say(f"written to {folder}")
@@ -54,7 +59,8 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    names = [*(scenario.name for scenario in SCENARIOS), GROWTH, MEMORY]
+    defaults = _defaults()
+    names = [*defaults["scenarios"], MEMORY]
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         description=__doc__,
@@ -63,17 +69,33 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--scenarios",
         type=_choice(names),
-        default=[name for name in names if name != MEMORY],
+        default=defaults["scenarios"],
         help=f"by comma: {', '.join(names)} (default: all but {MEMORY}, which takes long)",
     )
-    parser.add_argument("--models", type=_choice(models.NAMES), default=list(models.NAMES))
-    every = (servers.SELF, servers.LLAMA_CPP)
-    parser.add_argument("--servers", type=_choice(every), default=list(every))
+    parser.add_argument("--models", type=_choice(models.NAMES), default=defaults["models"])
+    parser.add_argument("--servers", type=_choice(defaults["servers"]), default=defaults["servers"])
     parser.add_argument("--repetitions", type=int, help=f"default {REPETITIONS}")
     parser.add_argument("--threads", type=int, default=available_cpus())
     parser.add_argument("--quick", action="store_true", help="each scenario once, and short")
-    parser.add_argument("--out", type=Path, help="folder for the results")
+    parser.add_argument(
+        "--out", type=Path, help="folder for the results of a part, which are else only shown"
+    )
     return parser.parse_args()
+
+
+def _is_whole(arguments: argparse.Namespace) -> bool:
+    """Whether this is the run that `results/` is for: nothing left out, nothing shortened."""
+    return not arguments.quick and all(
+        getattr(arguments, name) == default for name, default in _defaults().items()
+    )
+
+
+def _defaults() -> dict[str, list[str]]:
+    return {
+        "scenarios": [*(scenario.name for scenario in SCENARIOS), GROWTH],
+        "models": list(models.NAMES),
+        "servers": [servers.SELF, *servers.PACKAGES],
+    }
 
 
 def _choice(allowed: list[str] | tuple[str, ...]):  # type: ignore[no-untyped-def]

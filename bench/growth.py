@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from bench.scenario import Play
 from bench.servers import Server
-from bench.texts import body, cold
+from bench.texts import SAMPLED, body, cold
 from selfserve.cli.bench import decode_speed
 from selfserve.cli.chat_stream import chat
 
@@ -19,7 +19,8 @@ CONTEXTS = (128, 1024, 4096, 8000)
 CONTEXTS_CONTEXT = 8192
 TOKENS_PER_WORD = 1.05
 """Of the random words; with some reserve for the template."""
-SHORT_WORDS = 30
+SHORT_WORDS = 10
+QUICK = {"sequences": (1, 8), "context": (128, 1024)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,25 +32,26 @@ class Point:
     tokens_per_s: float
     """Of all sequences together."""
     step_ms: float
-    """Time from one token of a sequence to its next one."""
+    """Median time from one piece of text of a sequence to its next one."""
 
 
 async def by_sequences(server: Server, play: Play, count: int) -> Point:
-    """`count` short sequences at once. The time in which prompts are still read is small beside
-    that of the answers, and part of the figure."""
-    tokens = play.count(64, 6)
-    bodies = [body(cold(play.random, SHORT_WORDS), tokens) for _ in range(count)]
+    """`count` short sequences at once. Their answers are long enough that all of them are written
+    at the same time for most of it; only that time counts."""
+    tokens = play.count(192, 24)
+    bodies = [body(cold(play.random, SHORT_WORDS), tokens, **SAMPLED) for _ in range(count)]
     answers = await asyncio.gather(*(chat(server.address, request) for request in bodies))
-    speed = decode_speed(answers)
-    return Point(count, speed, 1e3 * count / speed)
+    gaps = [gap for answer in answers for gap in answer.gaps_s]
+    return Point(count, decode_speed(answers), statistics.median(gaps) * 1e3)
 
 
 async def by_context(server: Server, play: Play, tokens: int) -> Point:
     """One sequence behind a prompt of about so many tokens."""
     words = int((tokens - 60) / TOKENS_PER_WORD)
-    answer = await chat(server.address, body(cold(play.random, words), play.count(64, 6)))
-    speed = answer.tokens_per_s
-    return Point(answer.prompt_tokens, speed, 1e3 / speed)
+    request = body(cold(play.random, words), play.count(64, 6), **SAMPLED)
+    answer = await chat(server.address, request)
+    step_ms = statistics.median(answer.gaps_s) * 1e3
+    return Point(answer.prompt_tokens, answer.tokens_per_s, step_ms)
 
 
 def median(points: Sequence[Point]) -> Point:

@@ -19,10 +19,11 @@ CACHE_RAM_MIB = 256
 async def resident_memory(server: Server, play: Play) -> list[tuple[int, float]]:
     """(prompts so far, MiB) at NUM_SAMPLES places, the first one before any prompt."""
     count = play.count(NUM_PROMPTS, QUICK_PROMPTS)
+    words = play.count(PROMPT_WORDS, 40)
     every = max(1, count // NUM_SAMPLES)
     samples = [(0, server.rss_mib)]
     for done in range(1, count + 1):
-        await chat(server.address, body(cold(play.random, PROMPT_WORDS), 1))
+        await chat(server.address, body(cold(play.random, words), 1))
         if done % every == 0:
             samples.append((done, server.rss_mib))
     return samples

@@ -15,7 +15,7 @@ from typing import Any
 from bench.growth import Point
 from bench.memory import growth_share
 from bench.scenario import Measure
-from bench.servers import LLAMA_CPP, SELF, Setting
+from bench.servers import LLAMA_CPP, PACKAGES, SELF, Setting
 from selfserve.cli.chart import Series, bar_chart, line_chart
 from selfserve.native import library
 
@@ -114,7 +114,7 @@ def machine() -> dict[str, Any]:
         "processor": _processor(),
         "python": platform.python_version(),
         "libllama of self": library.system_info().strip(),
-        **{name: _version(name) for name in ("selfserve", "llama-cpp-python", "xllamacpp")},
+        **{name: _version(name) for name in ("selfserve", "llama-cpp-python", *PACKAGES.values())},
     }
 
 
@@ -164,15 +164,19 @@ def as_json(report: Report) -> str:
 
 def as_markdown(report: Report) -> str:
     facts = machine()
+    servers = [name for name in (SELF, *PACKAGES) if any(name in row.values for row in report.rows)]
     lines = [
         f"{report.repetitions} repetitions, servers in turn; medians. {facts['processor']}, "
         f"{facts['date']}; llama-cpp-python {facts['llama-cpp-python']}, "
-        f"xllamacpp {facts['xllamacpp']}.",
-        "",
-        "| model | scenario | figure | self | llama.cpp | ratio | target | met |",
-        "|---|---|---|--:|--:|--:|---|---|",
+        f"xllamacpp {facts['xllamacpp']}. The ratio is that of self to {LLAMA_CPP}.",
     ]
-    lines += [_table_line(row) for row in report.rows]
+    if report.rows:
+        lines += [
+            "",
+            f"| model | scenario | figure | {' | '.join(servers)} | ratio | target | met |",
+            f"|---|---|---|{'--:|' * len(servers)}--:|---|---|",
+            *(_table_line(row, servers) for row in report.rows),
+        ]
     if report.memory:
         lines += ["", *_memory_lines(report)]
     if report.failures:
@@ -180,7 +184,7 @@ def as_markdown(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table_line(row: Row) -> str:
+def _table_line(row: Row, servers: Sequence[str]) -> str:
     measure = row.measure
 
     def shown(value: float | None) -> str:
@@ -190,7 +194,8 @@ def _table_line(row: Row) -> str:
     met = {True: "yes", False: "**no**", None: "–"}[row.is_met]
     cells = (
         *(row.model, row.title, f"{measure.title}, {measure.unit}"),
-        *(shown(row.median(SELF)), shown(row.median(LLAMA_CPP)), ratio, row.target, met),
+        *(shown(row.median(server)) for server in servers),
+        *(ratio, row.target, met),
     )
     return f"| {' | '.join(cells)} |"
 
@@ -213,16 +218,18 @@ def pictures(report: Report) -> dict[str, str]:
     """File name → SVG."""
     found: dict[str, str] = {}
     bars = [
-        (f"{row.model} {row.title[:34]}: {row.measure.title[:14]}", row.gain) for row in report.rows
+        (f"{row.model} {row.scenario}: {row.measure.key}", row.gain)
+        for row in report.rows
+        if row.measure.is_compared
     ]
     measured = [(label, gain) for label, gain in bars if gain is not None]
     if measured:
         found["gain.svg"] = bar_chart("times better than llama.cpp's server", measured, mark=1)
-    for axis in dict.fromkeys(curve.axis for curve in report.curves):
-        curves = [curve for curve in report.curves if curve.axis == axis and curve.points]
+    for model, axis in dict.fromkeys((curve.model, curve.axis) for curve in report.curves):
+        curves = [c for c in report.curves if (c.model, c.axis) == (model, axis) and c.points]
         for field_name, label in (("tokens_per_s", "tokens/s"), ("step_ms", "ms a step")):
-            name = f"growth-{axis}-{field_name.split('_')[0]}.svg"
-            title = f"{label} by {axis}"
+            name = f"growth-{model}-{axis}-{field_name.split('_')[0]}.svg"
+            title = f"{label} by {axis}, {model}"
             found[name] = line_chart(title, axis, label, _lines(curves, field_name), log_x=True)
     for model in dict.fromkeys(run.model for run in report.memory):
         lines = [Series(r.server, r.samples) for r in report.memory if r.model == model]
@@ -233,7 +240,7 @@ def pictures(report: Report) -> dict[str, str]:
 def _lines(curves: Sequence[Curve], field_name: str) -> list[Series]:
     return [
         Series(
-            f"{curve.server} {curve.model}",
+            curve.server,
             [(point.x, float(getattr(point, field_name))) for point in curve.points],
         )
         for curve in curves

@@ -35,6 +35,8 @@ class Measure:
     at_most: float | None = None
     own_at_most: float | None = None
     """Target for our own median, whatever the peer does."""
+    is_compared: bool = True
+    """Whether the picture of gains shows it."""
     digits: int = 1
 
 

@@ -12,7 +12,7 @@ from random import Random
 
 from bench.scenario import FEW_SLOTS, Figures, Measure, Play, Scenario
 from bench.servers import Server
-from bench.texts import CODE, ORDER_SCHEMA, Message, assistant, body, cold, system, user
+from bench.texts import CODE, ORDER_SCHEMA, SAMPLED, Message, assistant, body, cold, system, user
 from selfserve.cli.chat_stream import Answer, ChatStream, chat
 from selfserve.cli.sample_text import cold_text
 
@@ -29,13 +29,15 @@ async def one_stream(server: Server, play: Play) -> Figures:
         (await chat(server.address, body(cold(random, SHORT_WORDS), 2))).ttft_s
         for _ in range(play.count(5, 1))
     ]
-    answer = await chat(server.address, body(cold(random, SHORT_WORDS), play.count(256, 24)))
+    request = body(cold(random, SHORT_WORDS), play.count(256, 24), **SAMPLED)
+    answer = await chat(server.address, request)
     return {"speed": answer.tokens_per_s, "ttft": statistics.median(waits) * 1e3}
 
 
 async def many_requests(server: Server, play: Play) -> Figures:
     """16 requests arrive at once on 8 slots."""
-    bodies = [body(cold(play.random, SHORT_WORDS), play.count(64, 8)) for _ in range(16)]
+    tokens = play.count(64, 8)
+    bodies = [body(cold(play.random, SHORT_WORDS), tokens, **SAMPLED) for _ in range(16)]
     answers, elapsed_s = await _together(server, bodies)
     return {"speed": sum(answer.completion_tokens for answer in answers) / elapsed_s}
 
@@ -45,7 +47,7 @@ async def long_prompt(server: Server, play: Play) -> Figures:
     words = play.count(LONG_WORDS, 200)
     alone = await chat(server.address, body(cold(play.random, words), 1))
     stream = await ChatStream.open(
-        server.address, body(cold(play.random, SHORT_WORDS), play.count(2000, 400))
+        server.address, body(cold(play.random, SHORT_WORDS), play.count(2000, 400), **SAMPLED)
     )
     try:
         await stream.wait_events(20)
@@ -179,6 +181,7 @@ SCENARIOS = (
                 title="TTFT of the prompt to that alone",
                 unit="times",
                 own_at_most=1.5,
+                is_compared=False,
                 digits=2,
             ),
         ),

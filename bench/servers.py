@@ -17,6 +17,9 @@ from selfserve.cli.child_server import child_server
 
 SELF = "self"
 LLAMA_CPP = "llama.cpp"
+OPENVINO = "OpenVINO"
+PACKAGES = {LLAMA_CPP: "xllamacpp", OPENVINO: "openvino_genai"}
+"""Peer → the module that it needs."""
 IDLE_WINDOW_S = 1.0
 IDLE_SHARE = 0.02
 """Of one processor: a server that needs more while nobody asks would slow down the other one."""
@@ -61,7 +64,7 @@ class Server:
 
 def available() -> tuple[str, ...]:
     """Names of the servers that are installed."""
-    peers = (LLAMA_CPP,) if importlib.util.find_spec("xllamacpp") else ()
+    peers = [name for name, module in PACKAGES.items() if importlib.util.find_spec(module)]
     return (SELF, *peers)
 
 
@@ -100,7 +103,12 @@ def _llama_cpp_command(setting: Setting) -> list[str]:
     return [sys.executable, "-m", "bench.llama_cpp_server", *_options(setting)]
 
 
+def _openvino_command(setting: Setting) -> list[str]:
+    return [sys.executable, "-m", "bench.openvino_server", *_options(setting)]
+
+
 COMMANDS: Mapping[str, Callable[[Setting], list[str]]] = {
     SELF: _self_command,
     LLAMA_CPP: _llama_cpp_command,
+    OPENVINO: _openvino_command,
 }

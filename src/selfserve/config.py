@@ -27,6 +27,8 @@ class EngineSettings:
     """What the engine process needs to load a model and run it."""
 
     model_path: Path
+    projector_path: Path | None = None
+    """What turns pictures into embeddings for this model; None: it takes text only."""
     context_size: int | None = None
     """Tokens of one sequence; None: the model's own context, at most DEFAULT_CONTEXT."""
     num_slots: int = 4
@@ -39,8 +41,10 @@ class EngineSettings:
     """Longest step while someone is decoding; bounds the silence that a long prompt causes."""
     cache_ram_bytes: int | None = None
     """Host memory for prefixes that slots lost; None: a quarter of what the process may use."""
-    gpu_layers: int = 0
+    gpu_layers: int = -1
+    """Layers that a GPU computes; -1: all, if there is one."""
     device: str = "auto"
+    """`auto`, `cpu`, `metal`, `cuda[:N]` or `vulkan[:N]`."""
     flash_attention: str = "auto"
     kv_type: str = "f16"
     use_mmap: bool = True

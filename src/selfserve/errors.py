@@ -26,6 +26,7 @@
         ├── AddressInUse             the socket cannot be bound
         ├── ModelNotFound            no such model, file or quantization
         ├── ModelLoadError           the file is damaged, or libllama refuses it
+        ├── ModelTooLarge            it needs more memory than there is
         ├── LibraryError             the native library is missing or of the wrong version
         └── DownloadError            a file could not be fetched or did not match
 
@@ -179,6 +180,10 @@ class ModelNotFound(StartError):
 
 class ModelLoadError(StartError):
     type, code = "model_load", "model_load"
+
+
+class ModelTooLarge(StartError):
+    type, code = "model_too_large", "model_too_large"
 
 
 class LibraryError(StartError):

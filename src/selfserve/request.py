@@ -110,11 +110,18 @@ class Picture(Record, frozen=True, kw_only=True):
     """SHA-256 (hex) of the size and the pixels: equal pictures have equal digests."""
 
 
+PICTURE_TOKEN = -1
+"""Stands in a prompt where a picture goes."""
+
+
 class Request(Record, frozen=True, kw_only=True):
     """One prompt to be continued: validated, rendered, tokenized and checked for length."""
 
     id: str
     prompt: tuple[int, ...]
+    """Token ids, and a PICTURE_TOKEN for each picture."""
+    pictures: tuple[Picture, ...] = ()
+    """Those of the prompt, in its order."""
     sampling: SamplingParams
     max_tokens: int | None = None
     """Tokens to generate; None: to the end of the context; 0: evaluate the prompt only."""

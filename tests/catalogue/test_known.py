@@ -48,13 +48,14 @@ def test_the_catalogue_follows_its_schema() -> None:
         "gemma4:4b",
         "gemma4:12b",
         "smollm2:135m",
+        "smollm2-vision:135m",
     ]
 
 
 def test_no_two_files_share_a_hash_or_a_place() -> None:
     by_hash = {file.sha256: file for file in all_files()}
     places = {(file.repository, file.name) for file in all_files()}
-    assert len(by_hash) == len(places) == 12
+    assert len(by_hash) == len(places) == 13
     assert all(by_hash[file.sha256] == file for file in all_files())
 
 

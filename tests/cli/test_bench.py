@@ -165,8 +165,17 @@ def answer(times: list[float], tokens: int) -> Answer:
     )
 
 
-def test_speed_counts_all_streams_from_the_first_token_to_the_last() -> None:
-    assert decode_speed([answer([1, 2, 3], 3), answer([2, 3, 5], 6)]) == 8 / 4
+def test_speed_counts_the_time_in_which_all_streams_run() -> None:
+    early, late = answer([1, 2, 3, 4], 4), answer([2, 2.5, 3, 3.5, 4, 5, 6], 7)
+    assert decode_speed([early, late]) == (2 + 4) / 2
+
+
+def test_speed_counts_tokens_and_not_pieces_of_text() -> None:
+    assert decode_speed([answer([0, 1, 2], 6)]) == 2 * 2 / 2
+
+
+def test_speed_of_streams_that_never_ran_at_once_counts_the_whole_time() -> None:
+    assert decode_speed([answer([1, 2], 2), answer([3, 4, 5], 3)]) == 4 / 4
     assert decode_speed([answer([1], 1)]) == 0
 
 

@@ -43,7 +43,7 @@ def test_names_are_escaped_and_shown() -> None:
 
 def test_one_point_and_nothing_at_all_are_drawn_without_an_error() -> None:
     assert points(line_chart("t", "x", "y", [Series("a", [(5, 0)])]))
-    assert points(line_chart("t", "x", "y", [])) == []
+    assert points(line_chart("t", "x", "y", [], log_x=True)) == []
 
 
 def test_bars_are_to_scale() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 
 import pytest
@@ -69,3 +70,19 @@ def test_a_child_that_writes_much_does_not_block() -> None:
     code += "print('written', flush=True)\n" + WAIT
     with child_server(python(code)) as server:
         assert is_alive(server.pid)
+
+
+def test_a_terminated_parent_takes_its_child_along() -> None:
+    code = f"""
+from selfserve.cli.child_server import child_server
+child = [sys.executable, "-c", {"import sys, threading; " + READY.strip() + "; " + WAIT!r}]
+with child_server(child) as server:
+    print(server.pid, flush=True)
+    threading.Event().wait()
+"""
+    parent = subprocess.Popen(python(code), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert parent.stdout is not None
+    with parent, parent.stdout as lines:
+        pid = int(lines.readline())
+        parent.terminate()
+    assert not is_alive(pid)

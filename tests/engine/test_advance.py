@@ -332,3 +332,11 @@ def test_deltas_carry_the_tokens_of_their_text() -> None:
     deltas: list[Delta] = rig.deltas("a")
     for delta in deltas:
         assert bytes(t for t in delta.tokens if t < 256).decode() == delta.content
+
+
+def test_tokens_with_probabilities_are_all_asked_of_the_model() -> None:
+    state = grammar_state('start: ("a" | "b") "the rest is certain"')
+    rig = answering("bthe rest", constraint=state, n_probs=1)
+    assert rig.text("a") == "bthe rest is certain"
+    probs = [p for delta in rig.deltas("a") for p in delta.probs]
+    assert [p.chosen.id for p in probs] == [*b"bthe rest is certain"]

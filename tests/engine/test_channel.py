@@ -150,8 +150,8 @@ def test_wakes_that_nobody_waits_for_are_never_too_many(
     commands: zmq.Socket[bytes], inbox: EngineInbox
 ) -> None:
     # An engine that is never idle does not wait, and so does not notice that it is woken.
-    for _ in range(5000):
+    for _ in range(2500):
         inbox.wake()
         inbox.receive(0.0)
-    for _ in range(5000):
+    for _ in range(2500):
         inbox.wake()

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.builders import Rig, grammar_state, make_request
 from tests.support.byte_vocabulary import VOCAB_SIZE, ByteVocabulary
@@ -118,11 +118,12 @@ def test_raw_probabilities_are_those_before_the_mask() -> None:
 
 
 @given(st.lists(finite, min_size=1, max_size=40))
+@settings(max_examples=40, deadline=None)
 def test_log_softmax_is_a_distribution(values: list[float]) -> None:
     logits = np.array(values, dtype=np.float32)
     result = log_softmax(logits)
     assert np.exp(result.astype(np.float64)).sum() == pytest.approx(1.0, abs=1e-4)
-    assert result.argmax() == logits.argmax()
+    assert result[logits.argmax()] == result.max()
 
 
 def test_a_banned_token_has_no_probability_and_no_nan() -> None:
@@ -131,6 +132,7 @@ def test_a_banned_token_has_no_probability_and_no_nan() -> None:
 
 
 @given(st.lists(finite, min_size=1, max_size=40), st.integers(1, 50))
+@settings(max_examples=40, deadline=None)
 def test_the_highest_values_come_in_order(values: list[float], count: int) -> None:
     array = np.array(values, dtype=np.float32)
     found: Sequence[int] = top_indices(array, count)

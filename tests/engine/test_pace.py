@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfserve.engine.pace import MIN_PREFILL, StepPace
+from selfserve.engine.speculation import StepCosts
 
 
 def learnt(
@@ -48,28 +49,34 @@ def test_alone_a_prompt_gets_a_large_budget_that_does_not_follow_noise() -> None
 
 
 def test_a_slow_model_begins_with_smaller_steps() -> None:
-    fast, slow = StepPace(50, 2048, 4), StepPace(50, 2048, 4)
-    fast.set_prefill_cost(16, 8.0)
-    slow.set_prefill_cost(16, 160.0)
+    fast = StepPace(50, 2048, 4, StepCosts({1: 2.0, 16: 8.0}))
+    slow = StepPace(50, 2048, 4, StepCosts({1: 20.0, 16: 160.0}))
     assert slow.prefill_budget(0) < fast.prefill_budget(0)
     assert slow.prefill_budget(0) * 10.0 <= 1000.0
 
 
-def test_the_cost_of_more_sequences_is_guessed_from_fewer() -> None:
-    pace = StepPace(50, 2048, 8)
-    assert pace.decode_ms(3) == 0.0
-    pace.record(2, 2, 0, 12.0)
-    assert pace.decode_ms(5) == 12.0
-    assert pace.decode_ms(1) == 0.0
-    pace.record(5, 5, 0, 20.0)
-    assert (pace.decode_ms(4), pace.decode_ms(5)) == (12.0, 20.0)
+def test_the_cost_of_more_sequences_is_at_first_that_of_as_many_tokens() -> None:
+    pace = StepPace(50, 2048, 8, StepCosts({1: 5.0, 4: 11.0, 8: 19.0}))
+    assert [pace.decode_ms(n) for n in (0, 1, 4, 6, 8)] == [0.0, 5.0, 11.0, 15.0, 19.0]
+    for _ in range(40):
+        pace.record(4, 4, 0, 14.0)
+    assert pace.decode_ms(4) == pytest.approx(14.0, rel=0.01)
+    assert pace.decode_ms(8) == 19.0
+
+
+def test_small_pieces_do_not_make_the_pace_believe_that_tokens_are_dear() -> None:
+    pace = StepPace(50, 2048, 8, StepCosts({1: 6.0, 8: 16.0, 16: 26.0}))
+    for _ in range(500):
+        pieces = pace.prefill_budget(8)
+        pace.record(8, 8, pieces, pace.decode_ms(8) + 4.7 + pieces * 1.33)
+    assert pace.prefill_budget(8) >= 18
 
 
 def test_steps_with_drafts_do_not_count_as_plain_decode_steps() -> None:
     pace = StepPace(50, 2048, 4)
-    pace.record(1, 1, 0, 10.0)
+    before = pace.decode_ms(1)
     pace.record(1, 17, 0, 40.0)
-    assert pace.decode_ms(1) == 10.0
+    assert pace.decode_ms(1) == before
 
 
 steps = st.tuples(st.integers(0, 4), st.integers(0, 100), st.integers(0, 3000), st.floats(0, 1e5))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.builders import Rig, make_request
 
@@ -14,6 +14,7 @@ from selfserve.engine.plan import Chunk, Plan
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=8), st.randoms()
 )
+@settings(max_examples=40, deadline=None)
 def test_rows_and_outputs_are_numbered_in_the_order_of_slots(
     shapes: list[tuple[int, int]], rng: random.Random
 ) -> None:

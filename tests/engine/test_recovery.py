@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -67,6 +68,16 @@ def test_one_failed_step_costs_nobody_an_answer(step: int, outcome: Outcome, can
         assert rig.text(request.id) == rig.expected(request)
         rig.finished(request.id)
     rig.check_idle()
+
+
+@OUTCOMES
+def test_failures_that_a_retry_overcomes_never_add_up(outcome: Outcome) -> None:
+    rig = Rig(predict=endless)
+    outcomes = itertools.cycle([outcome, Outcome.OK])
+    rig.runner.fault = lambda plan: next(outcomes)
+    request = make_request("a", random_text(1, 50), max_tokens=20)
+    rig.run([request])
+    assert rig.text("a") == rig.expected(request)
 
 
 @CUTTABLE

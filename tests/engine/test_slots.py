@@ -136,6 +136,27 @@ def test_beginnings_of_different_length_are_each_computed_once(can_cut: bool) ->
     assert computed_by(rig, *requests) == 100 + 50 + 100 + 2 * 50
 
 
+@CUTTABLE
+def test_later_copies_of_a_running_prompt_are_longer_than_earlier_ones(can_cut: bool) -> None:
+    rig = Rig(num_slots=4, can_cut=can_cut)
+    first, second = random_text(1, 100), random_text(2, 150)
+    prompts = [first + second + "A" * 50, first + "B" * 50, first + second + "C" * 50]
+    requests = [make_request(str(i), prompt, max_tokens=1) for i, prompt in enumerate(prompts)]
+    assert computed_by(rig, *requests) == 100 + 150 + 3 * 50
+
+
+@CUTTABLE
+def test_nothing_is_taken_from_a_running_prompt_that_must_not_be_kept(can_cut: bool) -> None:
+    rig = Rig(num_slots=2, can_cut=can_cut, predict=endless)
+    stem = random_text(1, 150)
+    rig.add(make_request("private", stem, max_tokens=60, cache_prompt=False))
+    while not rig.tokens("private"):
+        rig.step()
+    rig.add(make_request("new", stem, max_tokens=1))
+    rig.run()
+    assert rig.finished("new").cached_tokens == 0
+
+
 def test_a_newcomer_takes_the_beginning_from_one_who_still_decodes() -> None:
     rig = Rig(num_slots=2, predict=endless)
     stem = random_text(1, 150)
@@ -238,6 +259,27 @@ def test_a_beginning_that_two_talks_share_is_taken_from_either() -> None:
     computed_by(rig, make_request("a", stem + "a" * 60, max_tokens=1))
     computed_by(rig, make_request("b", "unlike" * 20, max_tokens=1))
     assert computed_by(rig, make_request("c", stem + "c" * 60, max_tokens=1)) == 60
+
+
+def test_what_was_used_last_leaves_the_pool_last() -> None:
+    rig = Rig(num_slots=1, cache_ram_bytes=2 * 8 * 102)
+    talks = {name: name * 100 for name in "abc"}
+    for name, talk in talks.items():
+        computed_by(rig, make_request(name, talk, max_tokens=1))
+    computed_by(rig, make_request("again", talks["a"] + "!", max_tokens=1))
+    assert rig.finished("again").cached_tokens == 100
+    held = [name for name in "abc" if rig.slots.pool.covers([ord(name)] * 100)]
+    assert held == ["a", "c"]
+
+
+def test_checkpoints_of_a_forgotten_text_are_never_used_for_another() -> None:
+    rig = Rig(num_slots=1, can_cut=False)
+    stem, other = random_text(1, 84), random_text(2, 200)
+    computed_by(rig, make_request("stem", stem + "x" * 16, max_tokens=1))
+    computed_by(rig, make_request("old", stem + "O" * 100, max_tokens=1))
+    computed_by(rig, make_request("new", stem + "N" + other, max_tokens=1))
+    # Shares more with the new text than the length of a checkpoint of the old one.
+    computed_by(rig, make_request("third", stem + "N" + other[:150] + "?" * 9, max_tokens=4))
 
 
 # --- privacy ------------------------------------------------------------------------------

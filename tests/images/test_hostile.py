@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import struct
 import subprocess
@@ -10,10 +11,12 @@ import time
 import zlib
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from tests.support.picture_files import GREY, PALETTE, RGB, encoded, png_chunk, png_file
 
-from selfserve.errors import UnsupportedImage
+from selfserve.errors import ImageTooLarge, UnsupportedImage
 from selfserve.images.decode import decode, inspect
 from selfserve.images.limits import ImageLimits
 
@@ -134,3 +137,37 @@ def test_frames_after_the_first_are_never_decoded() -> None:
     limits = ImageLimits()
     picture = decode(inspect(data, param=None, limits=limits), param=None, limits=limits)
     assert picture.rgb == frames[0].tobytes()
+
+
+def sample_files() -> list[bytes]:
+    """One small file of each kind, with the parts that the header reader looks into."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image = Image.linear_gradient("L").resize((9, 7))
+    key = png_chunk(b"tRNS", b"\0\x05")
+    return [
+        encoded(image, "JPEG", exif=exif),
+        encoded(image, "JPEG", progressive=True),
+        encoded(image.convert("CMYK"), "JPEG"),
+        encoded(image, "PNG", exif=exif),
+        png_file(4, 2, depth=8, colour=GREY, row=b"\1\2\3\4", extra=key),
+        encoded(image.convert("P"), "PNG", transparency=b"\0\x09"),
+        encoded(image.convert("RGBA"), "WEBP", lossless=True, exif=exif),
+        encoded(image.convert("RGB"), "WEBP"),
+    ]
+
+
+@given(data=st.data())
+def test_a_file_with_wrong_bytes_is_decoded_or_refused(data: st.DataObject) -> None:
+    file = bytearray(data.draw(st.sampled_from(SAMPLES)))
+    edits = st.tuples(st.integers(0, min(len(file), 200) - 1), st.integers(0, 255))
+    for at, value in data.draw(st.lists(edits, min_size=1, max_size=4)):
+        file[at] = value
+    limits = ImageLimits(pixels=100_000)
+    with contextlib.suppress(UnsupportedImage, ImageTooLarge):
+        source = inspect(bytes(file), param=None, limits=limits)
+        picture = decode(source, param=None, limits=limits)
+        assert len(picture.rgb) == 3 * picture.width * picture.height
+
+
+SAMPLES = sample_files()

@@ -22,7 +22,7 @@ def live_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def http(live_url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=live_url, timeout=60, trust_env=False) as client:
+    with httpx.Client(base_url=live_url, timeout=110, trust_env=False) as client:
         yield client
 
 

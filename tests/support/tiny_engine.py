@@ -22,7 +22,8 @@ from selfserve.engine.slots import SlotTable
 from selfserve.engine.speculation import StepCosts
 from selfserve.request import Delta, Event, Failed, Finished, Request
 
-STEP_MS, TOKEN_MS = 2.0, 0.5
+COSTS = StepCosts({1: 2.5, 16: 10.0})
+"""Milliseconds of a step by its tokens."""
 TIE = 0.002
 """Difference of two log-probabilities under which the order of sums may decide who wins."""
 
@@ -74,8 +75,7 @@ class TinyEngine:
         self.vocabulary = self.runner.vocabulary
         limits = self.runner.capabilities
         self.slots = SlotTable(self.runner, cache_ram_bytes)
-        pace = StepPace(step_ms, limits.batch_size, limits.num_slots)
-        pace.set_prefill_cost(1, TOKEN_MS)
+        pace = StepPace(step_ms, limits.batch_size, limits.num_slots, COSTS)
         self.clock = Clock()
         self.scheduler = Scheduler(self.runner, self.slots, pace, costs=costs, clock=self.clock)
         self.events: dict[str, list[Event]] = {}
@@ -107,7 +107,7 @@ class TinyEngine:
             return
         outcome = self.runner.run(plan)
         self.num_computed += plan.num_tokens
-        ms = STEP_MS + TOKEN_MS * plan.num_tokens
+        ms = COSTS.of(plan.num_tokens)
         self.clock.now_s += ms / 1e3
         self._keep(self.scheduler.commit(plan, outcome, ms))
 

@@ -53,6 +53,7 @@ def create_app(
             yield
         finally:
             workers.close()
+            await service.pictures.close()
 
     metrics = RequestMetrics(engine)
     service = Service(engine, settings, model, workers)

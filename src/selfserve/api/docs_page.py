@@ -59,12 +59,18 @@ def _operation(title: str, operation: dict[str, Any]) -> str:
         rows += _row("Request", _type(body["content"]["application/json"]["schema"]))
     for status, answer in operation["responses"].items():
         types = [
-            f"<code>{escape(kind)}</code> {_type(content.get('x-event-schema', content['schema']))}"
+            f"<code>{escape(kind)}</code> {_type(_shown(content['schema']))}"
             for kind, content in answer.get("content", {}).items()
         ]
         rows += _row(escape(status), "<br>".join([escape(answer["description"]), *types]))
     summary = escape(operation.get("summary", ""))
     return f"<h2><code>{escape(title)}</code></h2><p>{summary}</p><table>{rows}</table>"
+
+
+def _shown(schema: Schema) -> Schema:
+    """The schema itself; for an event of a stream, that of its data."""
+    data = schema.get("properties", {}).get("data", {})
+    return dict(data.get("contentSchema", schema))
 
 
 def _model(name: str, model: Schema) -> str:

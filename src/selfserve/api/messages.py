@@ -122,8 +122,18 @@ EMPTY_SCHEMA: dict[str, Any] = {
 Refused = Annotated[Any, BeforeValidator(refuse_unless_empty), WithJsonSchema(EMPTY_SCHEMA)]
 
 
+_NEEDS_CONTENT = {
+    "anyOf": [
+        {"properties": {"role": {"const": "assistant"}}},
+        {"required": ["content"], "properties": {"content": {"not": {"type": "null"}}}},
+    ]
+}
+
+
 class ChatMessage(_MessageModel):
-    """One turn of the conversation."""
+    """One turn of the conversation. Only the assistant's may have no content."""
+
+    model_config = ConfigDict(json_schema_extra=_NEEDS_CONTENT)
 
     role: Annotated[
         Literal["system", "developer", "user", "assistant"], BeforeValidator(_check_role)

@@ -71,12 +71,19 @@ def answer_of(model: str, event: str) -> dict[str, Any]:
         "description": "The answer: one object, or with `stream` one event for each piece",
         "content": {
             "application/json": {"schema": {"$ref": REF.format(model=model)}},
-            "text/event-stream": {
-                "schema": {"type": "string"},
-                "x-event-schema": {"$ref": REF.format(model=event)},
-            },
+            "text/event-stream": {"schema": _event_of(event)},
         },
     }
+
+
+def _event_of(model: str) -> dict[str, Any]:
+    """One event of a stream: before version 3.2, that is what the schema of a stream describes."""
+    data = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"$ref": REF.format(model=model)},
+    }
+    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
 def describe(

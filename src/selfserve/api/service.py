@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, cast
 
+from selfserve.api.pictures import PictureIntake
 from selfserve.api.sampling import file_sampling
 from selfserve.api.workers import Workers
 from selfserve.config import ModelInfo, ServerSettings
@@ -36,6 +37,7 @@ class Service:
         self.settings = settings
         self.model = model
         self.workers = workers
+        self.pictures = PictureIntake(settings)
         self._template: ChatTemplate | None = None
 
     @property
@@ -65,6 +67,10 @@ class Service:
         """`n_keep` of requests that say nothing: None, unless the server shifts full contexts."""
         return 0 if self.settings.context_shift and self.ready.can_shift else None
 
+    def keep_with(self, num_pictures: int) -> int | None:
+        """`default_keep` of a prompt with so many pictures, none of which can be shifted."""
+        return None if num_pictures else self.default_keep
+
     def admit(self, count: int = 1) -> AbstractContextManager[None]:
         """Places for `count` prompts until the request ends. Raises QueueFull or
         EngineUnavailable at once."""
@@ -89,9 +95,11 @@ class Service:
         if num_prompt == 0:
             raise InvalidRequest(f"{name} must have at least 1 token, got 0", param=param)
         if num_prompt > context - 1:
+            # Clients know an overflow by the words "this model's maximum context length is".
             raise ContextLengthExceeded(
                 f"{name} must have at most {context - 1} tokens, got {num_prompt}:"
-                f" the context is {context} tokens, prompt and answer together",
+                f" this model's maximum context length is {context} tokens,"
+                " prompt and answer together",
                 param=param,
                 details={"n_prompt_tokens": num_prompt, "n_ctx": context},
             )

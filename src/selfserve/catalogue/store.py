@@ -30,6 +30,9 @@ from selfserve.logs import get_logger
 FileProgress = Callable[[ModelFile, int], None]
 """Called with a file and how many of its bytes are there. Must not block."""
 
+OWN_PACKAGE = "selfserve"
+"""Brings a file of its own, which lies in the folder `files`."""
+
 _logger = get_logger("store")
 
 
@@ -83,6 +86,9 @@ def package_file(file: ModelFile) -> Path | None:
 
     The package is not imported: it would need packages that serving does not.
     """
+    if file.package == OWN_PACKAGE:
+        path = Path(__file__).with_name("files") / file.name
+        return path if path.is_file() else None
     try:
         files = importlib.metadata.files(str(file.package)) or []
     except importlib.metadata.PackageNotFoundError:

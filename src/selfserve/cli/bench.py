@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import statistics
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -30,7 +30,7 @@ SLOT_CONTEXT = 2048
 MAX_TOKENS = 1024
 
 Target = Annotated[
-    str, typer.Argument(metavar="[MODEL|URL]", help="A model to start, or a server's address.")
+    str, typer.Argument(metavar="MODEL|URL", help="A model to start, or a server's address.")
 ]
 Tokens = Annotated[
     int, typer.Option("--tokens", min=8, max=MAX_TOKENS, help="Tokens of each answer.")
@@ -53,7 +53,7 @@ class Level:
 
     streams: int
     tokens_per_s: float
-    """All streams together."""
+    """All streams together, see `decode_speed`."""
     ttft_ms: float
     """Median."""
     gap_p50_ms: float
@@ -81,7 +81,7 @@ def bench(
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
-    """Measure the speed of a model, or of a server that runs already."""
+    """Measure the speed of a model or a server."""
     import asyncio
 
     from selfserve.cli.chat_stream import parse_address
@@ -183,12 +183,23 @@ async def _level(
     )
 
 
-def decode_speed(answers: list[Answer]) -> float:
-    """Tokens per second of answers that ran at once, from the first token of all to the last."""
-    begin_s = min(answer.times_s[0] for answer in answers)
-    duration = max(answer.end_s for answer in answers) - begin_s
-    tokens = sum(answer.completion_tokens for answer in answers) - 1
-    return tokens / duration if duration > 0 else 0.0
+def decode_speed(answers: Sequence[Answer]) -> float:
+    """Tokens per second of all answers together while all of them are being written. If there was
+    no such time (fewer slots than requests), from the first token of all to the last."""
+    begin_s = max(answer.times_s[0] for answer in answers)
+    end_s = min(answer.end_s for answer in answers)
+    if end_s <= begin_s:
+        begin_s = min(answer.times_s[0] for answer in answers)
+        end_s = max(answer.end_s for answer in answers)
+    if end_s <= begin_s:
+        return 0.0
+    return sum(_tokens_between(answer, begin_s, end_s) for answer in answers) / (end_s - begin_s)
+
+
+def _tokens_between(answer: Answer, begin_s: float, end_s: float) -> float:
+    """A piece of text may stand for several tokens; each counts as the mean of its answer."""
+    num_pieces = sum(begin_s < time_s <= end_s for time_s in answer.times_s)
+    return num_pieces * answer.completion_tokens / len(answer.times_s)
 
 
 def percentile(ordered: list[float], share: float) -> float:

@@ -27,7 +27,7 @@ def line_chart(
 ) -> str:
     """Lines over a common x axis; y begins at 0. `log_x` spaces powers of two evenly."""
     points = [point for line in series for point in line.points]
-    xs = sorted({x for x, _ in points}) or [0.0]
+    xs = sorted({x for x, _ in points}) or [1.0]
     top = _nice(max((y for _, y in points), default=1.0))
     scale = math.log2 if log_x else float
     low, high = scale(xs[0]), scale(xs[-1])

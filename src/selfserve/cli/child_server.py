@@ -38,9 +38,11 @@ def child_server(
 ) -> Iterator[ChildServer]:
     """Starts `command`, waits for its line `Ready …: http://…` on stderr, ends it on exit.
 
-    Blocks until then. Raises StartError with the child's last words if it ends before.
+    Blocks until then. Raises StartError with the child's last words if it ends before. For the
+    main thread only: SIGTERM becomes KeyboardInterrupt meanwhile, so that the child ends too.
     """
     begin_s = time.monotonic()
+    old_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -64,6 +66,7 @@ def child_server(
     finally:
         _end(process)
         reader.join()
+        signal.signal(signal.SIGTERM, old_handler)
 
 
 def _read(

@@ -1,109 +1,66 @@
-"""The options of the command line. Ranges and defaults are those of the settings records."""
+"""Options that several commands share and that are no settings."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from selfserve.config import EngineSettings, ServerSettings
+from selfserve.config import EngineSettings
 
 DEFAULT_MODEL = "smollm2:135m"
-MIB = 1 << 20
+
+SERVING = (
+    "host port context_size parallel threads device gpu_layers mmproj max_images models_dir "
+    "queue_size request_timeout ping_interval drain step_ms cache_ram kv_type flash_attention "
+    "api_key allowed_origin expose_slots context_shift allow_http_images allow_private_images "
+    "preprocess_concurrency verbose"
+).split()
+"""Settings that `serve` takes as flags; `--set` reaches the others."""
+LOADING = "context_size threads device gpu_layers mmproj models_dir cache_ram verbose".split()
+"""Those of commands that load a model for themselves."""
 
 
-def default(settings: type[EngineSettings] | type[ServerSettings], field: str) -> Any:
-    """The value that the record's `field` has when nobody sets it."""
-    return {item.name: item.default for item in dataclasses.fields(settings)}[field]
+def model_names(incomplete: str) -> list[str]:
+    """Names that begin with `incomplete`, for a shell that completes one."""
+    from selfserve.catalogue.known import catalogue
+
+    names = [f"{entry.id}@{quant}" for entry in catalogue().models for quant in entry.quants]
+    names += [entry.id for entry in catalogue().models]
+    return sorted(name for name in names if name.startswith(incomplete))
 
 
-def _engine(field: str, name: str, help: str, **more: Any) -> Any:
-    low, high = EngineSettings.LIMITS[field]
-    return typer.Option(name, min=low, max=high, help=help, **more)
+_MODEL_HELP = "A known name, hf:owner/repo[:quant], or the path of a GGUF file."
 
-
-def _server(field: str, name: str, help: str, **more: Any) -> Any:
-    low, high = ServerSettings.LIMITS[field]
-    return typer.Option(name, min=low, max=high, help=help, **more)
-
-
-Model = Annotated[str, typer.Argument(help="A known model's name, or the path of a GGUF file.")]
-
-Host = Annotated[str, typer.Option("--host", help="Address to listen on.")]
-
-Port = Annotated[int, _server("port", "--port", "Port to listen on; 0: any free one.")]
-
-ContextSize = Annotated[
-    int | None,
-    _engine(
-        "context_size",
-        "--context-size",
-        "Tokens of one conversation, prompt and answer together.",
-        show_default=f"the model's own, at most {EngineSettings.DEFAULT_CONTEXT}",
-    ),
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help=_MODEL_HELP, autocompletion=model_names)
 ]
 
-Parallel = Annotated[int, _engine("num_slots", "--parallel", "Requests computed at once.")]
+_TARGET_HELP = "A model, or the address of a server."
+
+Target = Annotated[
+    str, typer.Argument(metavar="MODEL|URL", help=_TARGET_HELP, autocompletion=model_names)
+]
+System = Annotated[str, typer.Option("--system", metavar="TEXT", help="System message.")]
+
+Force = Annotated[bool, typer.Option("--force", help="Try even if it does not seem to fit.")]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+ApiKey = Annotated[
+    str,
+    typer.Option(
+        "--api-key", metavar="KEY", envvar="SELF_API_KEY", help="Key of the server at URL."
+    ),
+]
 
 Threads = Annotated[
     int | None,
-    _engine(
-        "num_threads",
+    typer.Option(
         "--threads",
-        "Threads to compute on.",
+        min=EngineSettings.LIMITS["num_threads"][0],
+        max=EngineSettings.LIMITS["num_threads"][1],
+        help="Threads to compute on.",
         show_default="the CPUs that this process may use",
     ),
 ]
-
-QueueSize = Annotated[
-    int, _server("queue_size", "--queue-size", "Requests that may wait for their turn.")
-]
-
-RequestTimeout = Annotated[
-    float,
-    _server(
-        "request_timeout_s", "--request-timeout", "Seconds that one request may take; 0: no limit."
-    ),
-]
-
-PingInterval = Annotated[
-    float,
-    _server(
-        "ping_s",
-        "--ping-interval",
-        "Seconds of silence in a stream after which a comment is sent; 0: never.",
-    ),
-]
-
-StepMs = Annotated[
-    float,
-    _engine(
-        "step_ms",
-        "--step-ms",
-        "Longest pause in milliseconds that a new prompt may cause in running answers.",
-    ),
-]
-
-CacheRam = Annotated[
-    int | None,
-    typer.Option(
-        "--cache-ram",
-        min=0,
-        max=EngineSettings.LIMITS["cache_ram_bytes"][1] // MIB,
-        help="MiB of memory for prompts that may come again.",
-        show_default="a quarter of what this process may use",
-    ),
-]
-
-ApiKeys = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--api-key",
-        envvar="SELF_API_KEY",
-        help="Key that clients must send. May be given several times.",
-        show_default="none is needed",
-    ),
-]
-
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what the engine does.")]

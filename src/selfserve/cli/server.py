@@ -49,17 +49,24 @@ def run(
 ) -> None:
     """Serves on the bound `listener` until SIGINT or SIGTERM. Raises StartError when the model
     cannot be loaded."""
+
+    async def until_signal() -> None:
+        stop = _stop_on_signals()
+        began = time.monotonic()
+
+        def say_ready() -> None:
+            _announce_address(listener, server_settings, time.monotonic() - began)
+
+        await serve(
+            engine_settings, server_settings, model, listener, stop=stop, on_ready=say_ready
+        )
+
     logs.configure(engine_settings.verbose)
-    header = read_header(engine_settings.model_path)
-    if header.is_projector:
-        raise ModelLoadError(f"{engine_settings.model_path} is a projector, not a model")
-    model = replace(described(model, header), created=int(time.time()))
-    _announce(model, header.file_type, engine_settings)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(engine_settings, server_settings, model, listener))
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(until_signal())
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     if sys.platform == "win32":
         return None
     import uvloop
@@ -67,14 +74,24 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-async def _serve(
+async def serve(
     engine_settings: EngineSettings,
     server_settings: ServerSettings,
     model: ModelInfo,
     listener: socket.socket,
+    *,
+    stop: asyncio.Event,
+    on_ready: Callable[[], None],
 ) -> None:
-    stop = _stop_on_signals()
-    began = time.monotonic()
+    """Serves until `stop` is set; `on_ready` is called when the model is loaded.
+
+    Raises StartError when it cannot be loaded, RuntimeCrashed when it crashes again and again.
+    """
+    header = read_header(engine_settings.model_path)
+    if header.is_projector:
+        raise ModelLoadError(f"{engine_settings.model_path} is a projector, not a model")
+    model = replace(described(model, header), created=int(time.time()))
+    _announce(model, header.file_type, engine_settings)
     engine = EngineClient(engine_settings, queue_size=server_settings.queue_size)
     try:
         await engine.start()
@@ -83,9 +100,8 @@ async def _serve(
         try:
             await _wait_ready(engine, stop)
             if not stop.is_set():
-                _announce_address(listener, server_settings, time.monotonic() - began)
+                on_ready()
             await _first_of(stop.wait(), asyncio.shield(serving), engine.wait_given_up())
-            output.status("Stopping; Ctrl-C again ends at once")
         finally:
             await _drain(engine, server, serving, server_settings.drain_s if stop.is_set() else 0)
     finally:
@@ -125,6 +141,7 @@ def _stop_on_signals() -> asyncio.Event:
             for child in multiprocessing.active_children():
                 child.kill()
             os._exit(128 + number)
+        output.status("Stopping; Ctrl-C again ends at once")
         stop.set()
 
     loop = asyncio.get_running_loop()
@@ -179,8 +196,13 @@ def _announce(model: ModelInfo, file_type: str, settings: EngineSettings) -> Non
     )
     output.status(f"Loading {model.id}{f' ({facts})' if facts else ''} from {settings.model_path}")
     output.status(
-        f"Context {context} tokens, {settings.num_slots} slots, {settings.num_threads} threads"
+        f"Context {context} tokens, "
+        f"{counted(settings.num_slots, 'slot')}, {counted(settings.num_threads, 'thread')}"
     )
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _announce_address(listener: socket.socket, settings: ServerSettings, elapsed_s: float) -> None:

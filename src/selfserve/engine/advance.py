@@ -40,7 +40,10 @@ class Advancer:
     def start(self, sequence: Sequence, constraint: ConstraintState | None) -> None:
         """The sequence has a slot: makes what chooses its tokens."""
         request = sequence.request
-        sampler = self._runner.sampler(request.sampling, request.prompt)
+        text = request.prompt
+        if sequence.media:
+            text = tuple(token for token in text if token >= 0)
+        sampler = self._runner.sampler(request.sampling, text)
         sequence.chooser = TokenChooser(self._vocabulary, request, sampler, constraint)
         if self._costs is not None:
             sequence.drafter = LookupDrafter(request.prompt, max_draft=MAX_DRAFT, costs=self._costs)
@@ -163,7 +166,7 @@ class Advancer:
         if len(sequence.tokens) < self._context_size:
             return None
         request = sequence.request
-        if request.n_keep is None:
+        if request.n_keep is None or sequence.media:  # half a picture would be no picture
             return StopType.LIMIT, True
         keep = sequence.num_prompt if request.n_keep < 0 else request.n_keep
         keep = min(keep + self._vocabulary.add_bos, self._context_size - 4)

@@ -2,33 +2,57 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from selfserve.config import EngineSettings
 from selfserve.engine.interface import Vocabulary
-from selfserve.engine.plan import Outcome, Plan
+from selfserve.engine.plan import Chunk, Outcome, PictureRows, Plan
 from selfserve.engine.runner import Blob, Capabilities, Logits, TokenSampler
 from selfserve.engine.speculation import MAX_DRAFT
 from selfserve.native import context as native_context
-from selfserve.native.batch import Batch
+from selfserve.native import library
+from selfserve.native.batch import Batch, EmbeddingBatch
 from selfserve.native.context import Context, ContextOptions
+from selfserve.native.devices import Device, choose, found_devices
 from selfserve.native.model import Model
 from selfserve.native.sampler import Sampler
+from selfserve.native.vision import Projector
 from selfserve.request import SamplingParams
 
 WARM_UP_SIZES = (1, 2, 4, 8, 16)
 """Tokens of the batches that are timed at the start: what drafts of these sizes cost."""
 WORTH_REPEATING_MS = 100.0
-"""A shorter measurement is disturbed easily, and taken twice."""
+"""A shorter measurement is disturbed easily, and taken three times."""
 OUTCOMES = {
     native_context.Outcome.OK: Outcome.OK,
     native_context.Outcome.NO_ROOM: Outcome.UNCHANGED,
     native_context.Outcome.INVALID: Outcome.UNCHANGED,
     native_context.Outcome.PARTIAL: Outcome.PARTIAL,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class SystemInfo:
+    """The native library on this machine."""
+
+    version: str
+    features: str
+    """libllama's own line: CPU features and back ends of the build."""
+    devices: tuple[Device, ...]
+
+def system_info() -> SystemInfo:
+    """What libllama is and finds. Raises LibraryError if it cannot be loaded."""
+    return SystemInfo(library.version(), library.system_info(), tuple(found_devices()))
+
+
+def choose_gpus(device: str, gpu_layers: int) -> list[Device]:
+    """The GPUs that these settings compute on; see `native.devices.choose` for the errors."""
+    return [] if device == "cpu" else choose(device, gpu_layers, found_devices())
 
 
 def load_vocabulary(path: Path) -> Vocabulary:
@@ -46,21 +70,27 @@ class LlamaRunner:
         self._model = Model(
             settings.model_path,
             use_mmap=settings.use_mmap,
+            device=settings.device,
             gpu_layers=settings.gpu_layers,
             on_progress=on_progress,
         )
         self._model.check_decodable()
+        self.projector = self._load_projector(settings)
         trained = self._model.train_context or settings.DEFAULT_CONTEXT
         context_size = settings.context_size or min(trained, settings.DEFAULT_CONTEXT)
         batch_size = min(settings.batch_size, context_size * settings.num_slots)
         max_outputs = min(batch_size, settings.num_slots * (MAX_DRAFT + 1))
+        ubatch_size = min(settings.ubatch_size, batch_size)
+        if self.projector is not None:
+            at_once = self.projector.most_tokens_at_once()
+            batch_size, ubatch_size = max(batch_size, at_once), max(ubatch_size, at_once)
         self._context = Context(
             self._model,
             ContextOptions(
                 context_size=context_size,
                 num_sequences=settings.num_slots,
                 batch_size=batch_size,
-                ubatch_size=min(settings.ubatch_size, batch_size),
+                ubatch_size=ubatch_size,
                 max_outputs=max_outputs,
                 num_threads=settings.num_threads,
                 flash_attention=settings.flash_attention,
@@ -68,6 +98,7 @@ class LlamaRunner:
             ),
         )
         self._batch = Batch(batch_size)
+        self._ubatch_size = ubatch_size
         model = self._model
         self._capabilities = Capabilities(
             context_size=self._context.context_size,
@@ -76,6 +107,18 @@ class LlamaRunner:
             max_outputs=max_outputs,
             can_cut=not (model.is_recurrent or model.is_hybrid or model.sliding_window),
             can_shift=self._context.can_shift and not model.sliding_window,
+        )
+
+    def _load_projector(self, settings: EngineSettings) -> Projector | None:
+        if settings.projector_path is None:
+            return None
+        return Projector(
+            settings.projector_path,
+            self._model,
+            # The rest is for the answers that go on meanwhile.
+            num_threads=max(1, settings.num_threads // 2),
+            use_gpu=bool(self._model.gpus),
+            flash_attention=settings.flash_attention,
         )
 
     @property
@@ -94,14 +137,59 @@ class LlamaRunner:
             "size_bytes": self._model.size_bytes,
             "parameters": self._model.num_parameters,
             "train_context": self._model.train_context,
+            "vision": self.projector is not None,
         }
 
     def run(self, plan: Plan) -> Outcome:
+        picture = plan.chunks[0].picture
+        if picture is not None:
+            return self._run_picture(plan.chunks[0], picture)
+        if self._model.sliding_window and not self._fits_one_ubatch(plan):
+            return self._run_in_parts(plan)
         batch = self._batch
         batch.clear()
         for chunk in plan.chunks:
-            batch.add(chunk.slot, chunk.start, chunk.tokens, chunk.num_outputs)
+            batch.add(chunk.slot, chunk.position, chunk.tokens, chunk.num_outputs)
         return OUTCOMES[self._context.decode(batch)]
+
+    def _fits_one_ubatch(self, plan: Plan) -> bool:
+        """Whether no sequence's tokens of the plan are spread over several ubatches."""
+        sizes = [len(chunk.tokens) for chunk in plan.chunks]
+        return max(sizes) == 1 or (len(sizes) == 1 and sizes[0] <= self._ubatch_size)
+
+    def _run_in_parts(self, plan: Plan) -> Outcome:
+        """Computes a plan in calls that each take one ubatch of a sequence, all rows with logits
+        in the last one.
+
+        In a call of several ubatches libllama makes room for all before it computes the first,
+        and gives up cells of a sliding window that the first still has to see: it does so when
+        the cells are not in the order of their positions, as after restoring a state.
+        """
+        outcome = Outcome.OK
+        for chunk in plan.chunks:
+            end = len(chunk.tokens) - chunk.num_outputs
+            for begin in range(0, end, self._ubatch_size):
+                tokens = chunk.tokens[begin : min(begin + self._ubatch_size, end)]
+                self._batch.clear()
+                self._batch.add(chunk.slot, chunk.position + begin, tokens, 0)
+                outcome = OUTCOMES[self._context.decode(self._batch)]
+                if outcome is not Outcome.OK:
+                    return Outcome.PARTIAL
+        self._batch.clear()
+        for chunk in plan.chunks:
+            if chunk.num_outputs:
+                end = len(chunk.tokens) - chunk.num_outputs
+                self._batch.add(
+                    chunk.slot, chunk.position + end, chunk.tokens[end:], chunk.num_outputs
+                )
+            chunk.first_row = chunk.first_output  # of the last call, which holds nothing else
+        if len(self._batch):
+            outcome = OUTCOMES[self._context.decode(self._batch)]
+        return outcome if outcome is Outcome.OK else Outcome.PARTIAL
+
+    def _run_picture(self, chunk: Chunk, rows: PictureRows) -> Outcome:
+        batch = EmbeddingBatch(chunk.slot, rows.embeddings, rows.positions, chunk.num_outputs)
+        return OUTCOMES[self._context.decode_embeddings(batch, is_causal=rows.is_causal)]
 
     def logits(self, num_outputs: int) -> Logits:
         return self._context.logits(num_outputs)
@@ -139,13 +227,14 @@ class LlamaRunner:
         self._time_batch(min(WARM_UP_SIZES))
         self._context.set_warm_up(False)
         costs: dict[int, float] = {}
-        least = 0.0
-        for size in WARM_UP_SIZES:
+        most = math.inf
+        for size in sorted(WARM_UP_SIZES, reverse=True):
             if size <= self._batch.capacity:
                 ms = self._time_batch(size)
                 if ms < WORTH_REPEATING_MS:
-                    ms = min(ms, self._time_batch(size))
-                least = costs[size] = max(least, ms)
+                    ms = min(ms, self._time_batch(size), self._time_batch(size))
+                # Whatever made fewer tokens take longer than more was not the model.
+                most = costs[size] = min(most, ms)
         return costs
 
     def _time_batch(self, size: int) -> float:
@@ -159,5 +248,7 @@ class LlamaRunner:
         return (time.perf_counter() - begin_s) * 1e3
 
     def close(self) -> None:
+        if self.projector is not None:
+            self.projector.close()
         self._context.close()
         self._model.close()

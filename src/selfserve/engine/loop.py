@@ -62,6 +62,8 @@ class EngineLoop:
         self._clock = clock
         self._stats = EngineStats(scheduler)
         self._is_stopping = False
+        self._is_waiting = False
+        """Whether all work waits for a side thread, which will wake the loop."""
         self._beat_s = 0.0
 
     def run(self) -> None:
@@ -79,8 +81,8 @@ class EngineLoop:
 
     def turn(self) -> None:
         """One round: commands, grammars that are ready, and a step if there is work."""
-        has_work = self._scheduler.has_work
-        for command in self._inbox.receive(0.0 if has_work else HEARTBEAT_S):
+        can_go_on = self._scheduler.has_work and not self._is_waiting
+        for command in self._inbox.receive(0.0 if can_go_on else HEARTBEAT_S):
             self._obey(command)
         for request, result in self._grammars.take_built():
             if isinstance(result, SelfError):
@@ -89,6 +91,7 @@ class EngineLoop:
                 self._scheduler.add(request, result)
         self._beat()
         plan = self._scheduler.schedule()
+        self._is_waiting = plan is None
         self._send(self._scheduler.take_refusals())
         if plan is None:
             return

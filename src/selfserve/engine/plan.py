@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
+from selfserve.engine.media import Embeddings, Positions
+
 if TYPE_CHECKING:
     from selfserve.engine.sequence import Sequence
 
@@ -20,6 +22,18 @@ class Outcome(Enum):
     """Failed half-way: the memory of the step's sequences may hold some of it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureRows:
+    """What a step computes instead of token ids, of a picture or a part of it."""
+
+    embeddings: Embeddings
+    """Shape (n, n_embd)."""
+    positions: Positions
+    """Shape (sections, n)."""
+    is_causal: bool
+    """False: each row attends to all others."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Chunk:
     """A run of one sequence's tokens that one step computes."""
@@ -27,7 +41,7 @@ class Chunk:
     sequence: Sequence
     slot: int
     start: int
-    """Position of the first token: how many the slot's memory holds before the step."""
+    """Index of the first token: how many the slot's memory holds before the step."""
     tokens: list[int]
     draft: list[int] = field(default_factory=list)
     """The last tokens of `tokens` that are only guesses, to be confirmed by their logits."""
@@ -37,6 +51,13 @@ class Chunk:
     """Index of the first of those rows in the whole batch."""
     first_output: int = 0
     """Index of the first of those rows among all rows with logits."""
+    picture: PictureRows | None = None
+    """Of tokens that stand for a picture. Such a chunk is alone in its step."""
+
+    @property
+    def position(self) -> int:
+        """Position of the first token, the same as its index until there are pictures."""
+        return self.sequence.media.position_of(self.start)
 
     @property
     def num_computed(self) -> int:

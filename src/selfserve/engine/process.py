@@ -11,10 +11,12 @@ import zmq
 from selfserve.config import EngineSettings
 from selfserve.engine.channel import EngineInbox, EngineOutbox
 from selfserve.engine.constraint import ConstraintFactory
+from selfserve.engine.encoder import PictureEncoder
 from selfserve.engine.grammars import GrammarBuilder
 from selfserve.engine.llama_runner import LlamaRunner
 from selfserve.engine.loop import EngineLoop
 from selfserve.engine.pace import StepPace
+from selfserve.engine.pictures import Pictures
 from selfserve.engine.scheduler import Scheduler, failed
 from selfserve.engine.slots import SlotTable
 from selfserve.engine.speculation import StepCosts
@@ -57,13 +59,16 @@ def _serve(
     settings: EngineSettings, runner: LlamaRunner, inbox: EngineInbox, outbox: EngineOutbox
 ) -> None:
     capabilities = runner.capabilities
-    pace = StepPace(settings.step_ms, capabilities.batch_size, capabilities.num_slots)
-    costs = runner.warm_up()
-    most = max(costs)
-    pace.set_prefill_cost(most, costs[most])
+    costs = StepCosts(runner.warm_up())
+    pace = StepPace(settings.step_ms, capabilities.batch_size, capabilities.num_slots, costs)
     slots = SlotTable(runner, settings.cache_ram_bytes or 0)
+    pictures = _pictures(runner, inbox)
     scheduler = Scheduler(
-        runner, slots, pace, costs=StepCosts(costs) if settings.speculate else None
+        runner,
+        slots,
+        pace,
+        costs=costs if settings.speculate else None,
+        pictures=pictures,
     )
 
     def make_factory() -> ConstraintFactory:
@@ -86,6 +91,15 @@ def _serve(
     )
     loop.run()
     grammars.close()
+    if pictures is not None:
+        pictures.encoder.close()
+
+
+def _pictures(runner: LlamaRunner, inbox: EngineInbox) -> Pictures | None:
+    if runner.projector is None:
+        return None
+    encoder = PictureEncoder(runner.projector.encode, inbox.wake)
+    return Pictures(runner.projector.layout, encoder, runner.capabilities.context_size)
 
 
 def _reporter(outbox: EngineOutbox):  # type: ignore[no-untyped-def]

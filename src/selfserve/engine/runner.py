@@ -85,7 +85,8 @@ class Runner(Protocol):
     def clear(self, slot: int) -> None: ...
 
     def cut(self, slot: int, length: int) -> bool:
-        """Drops what lies behind `length` tokens. False: it cannot; the slot must be cleared."""
+        """Drops what lies behind `length` positions. False: it cannot; the slot must be
+        cleared."""
         ...
 
     def shift(self, slot: int, keep: int, drop: int) -> bool:
@@ -101,7 +102,7 @@ class Runner(Protocol):
         ...
 
     def restore(self, slot: int, blob: Blob, *, length: int, partial: bool = False) -> bool:
-        """Brings a slot to a saved state of `length` tokens. False: the slot is empty now."""
+        """Brings a slot to a saved state of `length` positions. False: the slot is empty now."""
         ...
 
     def close(self) -> None: ...

@@ -8,9 +8,10 @@ Rules of this file
 Theory of operation
     There is no prefill phase and no decode phase. Each sequence has tokens, and a number of them
     is computed; a step computes some of the difference. Sequences that generate come first, since
-    somebody watches them; what is left of the step's budget goes to prompts (see `pace`). Half of
-    it goes to the oldest prompt, so that none waits for ever, the rest to the shortest ones, so
-    that a short prompt is not stuck behind a long one.
+    somebody watches them; what is left of the step's budget goes to prompts (see `pace`). In turn
+    the oldest prompt comes first, so that none waits for ever, and the shortest, so that none is
+    stuck behind a long one. One prompt gets all it can use: libllama computes pieces of different
+    lengths in several passes, each of which reads all weights.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ import numpy as np
 from selfserve.engine.advance import Advancer
 from selfserve.engine.constraint import ConstraintState
 from selfserve.engine.gaps import GapCloser
+from selfserve.engine.media import NO_MEDIA
 from selfserve.engine.output import OutputStream
 from selfserve.engine.pace import StepPace
+from selfserve.engine.pictures import Pictures
 from selfserve.engine.plan import Chunk, Outcome, Plan
 from selfserve.engine.runner import Logits, Runner
 from selfserve.engine.sequence import Sequence
@@ -39,6 +42,8 @@ log = get_logger("engine")
 
 MAX_FAILURES = 2
 """Failed steps of one sequence alone after which the request fails."""
+MIN_PIECE = 16
+"""Tokens of a second prompt in one step, at least, unless they are all it needs."""
 
 
 def failed(request_id: str, error: SelfError) -> Failed:
@@ -71,19 +76,24 @@ class Scheduler:
         pace: StepPace,
         *,
         costs: StepCosts | None = None,
+        pictures: Pictures | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`costs` are those of verifying drafts; None, or a memory that cannot be cut: no
-        drafts."""
+        drafts. `pictures`: None for a model that takes text only."""
         self._runner = runner
         self._capabilities = runner.capabilities
         self._pace = pace
         self._clock = clock
         self.slots = slots
+        self.pictures = pictures
+        self._had_picture = False
+        """Whether the last step computed a picture."""
         if not runner.capabilities.can_cut:
             costs = None
         self.advancer = Advancer(runner, slots, costs=costs, clock=clock)
         self._gaps = GapCloser()
+        self._is_oldest_turn = False
         self.waiting: deque[tuple[Sequence, ConstraintState | None]] = deque()
         self.running: dict[str, Sequence] = {}
         """By request id, oldest first."""
@@ -100,9 +110,13 @@ class Scheduler:
 
     def add(self, request: Request, constraint: ConstraintState | None = None) -> None:
         """Takes a request into the waiting queue. `constraint` is its compiled grammar."""
+        media = NO_MEDIA
         try:
+            if self.pictures is not None and request.pictures:
+                request, media = self.pictures.expand(request)
             sequence = Sequence(
                 request=request,
+                media=media,
                 prompt=np.array(request.prompt, dtype=np.int64),
                 tokens=list(request.prompt),
                 output=OutputStream(self._runner.vocabulary, request),
@@ -152,15 +166,47 @@ class Scheduler:
         self._close_gap()
         self.slots.step_begins()
         sequences = self._isolated() or list(self.running.values())
+        kinds = [self._picture_step, self._text_step]
+        if self._had_picture:  # whoever decodes beside a picture goes on between its parts
+            kinds.reverse()
+        for kind in kinds:
+            plan = kind(sequences)
+            if plan.chunks:
+                self._had_picture = plan.chunks[0].picture is not None
+                return plan.finish()
+        return None
+
+    def _text_step(self, sequences: list[Sequence]) -> Plan:
         plan = Plan()
         decoding = [s for s in sequences if s.is_decoding]
         for num_served, sequence in enumerate(decoding, start=1):
             # After a failed step a whole answer may have to be computed again.
             room = self._capabilities.batch_size - plan.num_tokens - (len(decoding) - num_served)
-            self._add_chunk(plan, sequence, min(sequence.num_pending, room))
+            count = min(sequence.num_pending, sequence.num_text_pending, room)
+            if count:
+                self._add_chunk(plan, sequence, count)
         self._add_drafts(plan, decoding)
         self._share_prefill(plan, [s for s in sequences if not s.is_decoding])
-        return plan.finish() if plan.chunks else None
+        return plan
+
+    def _picture_step(self, sequences: list[Sequence]) -> Plan:
+        """The oldest sequence that has come to a picture whose embeddings are there."""
+        plan = Plan()
+        if self.pictures is None:
+            return plan
+        budget = self._pace.prefill_budget(sum(s.is_decoding for s in sequences))
+        budget = min(budget, self._capabilities.batch_size)
+        for sequence in sequences:
+            try:
+                rows = self.pictures.rows(sequence, budget) if sequence.media else None
+            except SelfError as error:
+                self._refusals.append(self._end_badly(sequence, _failed_by(sequence.id, error)))
+                continue
+            if rows is not None:
+                self._add_chunk(plan, sequence, len(rows.embeddings))
+                plan.chunks[0].picture = rows
+                break
+        return plan
 
     def _isolated(self) -> list[Sequence]:
         """The first suspect alone, if a failed step left any."""
@@ -212,22 +258,20 @@ class Scheduler:
             return
         budget = self._pace.prefill_budget(len(plan.chunks))
         budget = min(budget, self._capabilities.batch_size - plan.num_tokens)
-        granted = {s.id: 0 for s in sequences}
+        self._is_oldest_turn = not self._is_oldest_turn
+        if not self._is_oldest_turn:
+            sequences = sorted(sequences, key=lambda s: s.num_pending)
+        least = 1
         for sequence in sequences:
+            if budget < least:
+                return
             sequence.next_stop = self._stop_of(sequence)
-
-        def grant(sequence: Sequence, most: int) -> int:
-            left = sequence.next_stop - sequence.num_computed - granted[sequence.id]
-            count = min(most, left)
-            granted[sequence.id] += count
-            return count
-
-        budget -= grant(sequences[0], (budget + 1) // 2)
-        for sequence in sorted(sequences, key=lambda s: s.num_pending):
-            budget -= grant(sequence, budget)
-        for sequence in sequences:
-            if granted[sequence.id]:
-                self._add_chunk(plan, sequence, granted[sequence.id])
+            left = min(sequence.next_stop - sequence.num_computed, sequence.num_text_pending)
+            count = min(left, budget)
+            if count > 0 and (count == left or count >= least):
+                self._add_chunk(plan, sequence, count)
+                budget -= count
+                least = MIN_PIECE
 
     def _stop_of(self, sequence: Sequence) -> int:
         """Where the next chunk of a prompt has to end."""
@@ -365,3 +409,5 @@ class Scheduler:
         if sequence.chooser is not None:
             sequence.chooser.close()
             sequence.chooser = None
+        if self.pictures is not None:
+            self.pictures.forget(sequence)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfserve.engine.choice import TokenChooser
+from selfserve.engine.media import NO_MEDIA, PromptMedia
 from selfserve.engine.output import OutputStream
 from selfserve.engine.speculation import Drafter, NoDrafter
 from selfserve.request import Delta, Request, Timings, TokenProbs
@@ -29,6 +30,8 @@ class Sequence:
     request: Request
     prompt: TokenArray
     """The prompt once more, for comparing it with what slots hold."""
+    media: PromptMedia = NO_MEDIA
+    """The pictures in it."""
     tokens: list[int]
     output: OutputStream
     arrived_s: float
@@ -39,6 +42,8 @@ class Sequence:
     num_computed: int = 0
     num_cached: int = 0
     """Prompt tokens that were found in memory instead of being computed."""
+    places: list[int] = field(default_factory=list)
+    """Prompt lengths, rising, at which its memory is to be noted."""
     next_stop: int = 0
     """Prompt tokens up to which the next chunk may go, since memory is to be noted there."""
     num_generated: int = 0
@@ -62,6 +67,11 @@ class Sequence:
     @property
     def num_pending(self) -> int:
         return len(self.tokens) - self.num_computed
+
+    @property
+    def num_text_pending(self) -> int:
+        """Tokens that can be computed before a picture comes; a large number if none comes."""
+        return self.media.text_end(self.num_computed) - self.num_computed
 
     @property
     def num_left(self) -> int:

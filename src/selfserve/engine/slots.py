@@ -3,6 +3,7 @@
 Rules of this file
     A slot's memory is used only up to where its tokens equal those of the new prompt.
     At least one prompt token is always computed again, because its logits are needed.
+    A picture is used whole or not at all. The runner is told positions, all else counts tokens.
     What a slot is about to lose is saved first, if the pool has room for it under its limit.
     A runner call that may refuse is checked; after a refusal the slot is cleared and the prompt
     computed from its start: correct before fast.
@@ -21,6 +22,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from selfserve.engine import checkpoints
+from selfserve.engine.checkpoints import Checkpoint
+from selfserve.engine.media import PromptMedia
 from selfserve.engine.prefixes import Entry, PrefixPool
 from selfserve.engine.runner import Blob, Runner
 from selfserve.engine.sequence import Sequence, TokenArray
@@ -29,20 +33,7 @@ MIN_SAVED = 32
 """Tokens; computing fewer again costs less than keeping account of them."""
 WORTH_A_COPY = 32
 """Tokens by which a copy must beat what an idle slot offers for free."""
-CHECKPOINT_BACK = (16, 1)
-"""Distances from a prompt's end at which checkpoints are taken: before the header of the answer,
-which the next turn's prompt usually renders differently, and before the last token."""
-MAX_CHECKPOINTS = 8
-"""Of one slot; the oldest goes first."""
 EMPTY: TokenArray = np.empty(0, dtype=np.int64)
-
-
-@dataclass(slots=True, frozen=True)
-class Checkpoint:
-    """The part of a slot's memory that cannot be cut, as it was at `length` tokens."""
-
-    length: int
-    blob: Blob
 
 
 @dataclass(slots=True, frozen=True)
@@ -50,6 +41,8 @@ class SavedState:
     """A whole slot's memory in host RAM."""
 
     length: int
+    position: int
+    """The one that follows these tokens."""
     blob: Blob
     checkpoints: tuple[Checkpoint, ...]
 
@@ -59,6 +52,8 @@ class Slot:
     id: int
     tokens: TokenArray = field(default_factory=lambda: EMPTY)
     """What the memory holds while nobody owns the slot."""
+    position: int = 0
+    """The one that follows these tokens."""
     owner: Sequence | None = None
     used: int = 0
     """Rank of the last use; higher is newer."""
@@ -94,11 +89,13 @@ class SlotTable:
     def __init__(self, runner: Runner, cache_ram_bytes: int) -> None:
         self._runner = runner
         self._can_cut = runner.capabilities.can_cut
+        self._end_ids = runner.vocabulary.eog_ids
         self.slots = [Slot(i) for i in range(runner.capabilities.num_slots)]
+        self._checkpoint_limit = 0 if self._can_cut else cache_ram_bytes // 2
+        """Of the slots' own checkpoints; those of saved states count as part of these."""
         self.pool: PrefixPool[SavedState] = PrefixPool(
-            cache_ram_bytes, keeps_contained=not self._can_cut
+            cache_ram_bytes - self._checkpoint_limit, keeps_contained=not self._can_cut
         )
-        self._checkpoint_limit = cache_ram_bytes // 2
         self._uses = 0
         self._shared: dict[int, SavedState] = {}
         """Copies of running slots, made since the last step: several prompts may want the same."""
@@ -124,10 +121,12 @@ class SlotTable:
             self.pool.touch(source.entry)  # or making room for others might evict it
         slot = self._choose(sequence, source)
         slot.owner, sequence.slot = sequence, slot.id  # also if something fails from here on
-        length = self._fill(slot, source)
+        length = self._fill(slot, source, sequence.media)
         self._uses += 1
         slot.used, slot.tokens = self._uses, EMPTY
         sequence.num_computed = sequence.num_cached = length
+        if not self._can_cut and sequence.request.cache_prompt:
+            sequence.places = checkpoints.places(sequence.prompt, self._end_ids)
 
     def _usable(self, common: int, length: int, checkpoints: list[Checkpoint]) -> int:
         """To which length a memory of `length` tokens can be brought, at most `common`."""
@@ -143,28 +142,29 @@ class SlotTable:
         for slot in self.slots:
             if slot.owner is not None or (0 <= wanted != slot.id):
                 continue
-            common = common_length(prompt, slot.tokens)
+            common = sequence.media.whole(common_length(prompt, slot.tokens))
             length = self._usable(common, len(slot.tokens), slot.checkpoints)
             if length > best.length or (
                 length and length == best.length and self._newer(slot, best)
             ):
                 best = Source(length, slot=slot)
         for slot in self.slots:
-            length = 0 if slot.id == without else self._usable_of_running(slot, prompt)
+            length = 0 if slot.id == without else self._usable_of_running(slot, sequence)
             if length >= best.length + WORTH_A_COPY:
                 best = Source(length, slot=slot)
-        return self._find_saved(prompt, best)
+        return self._find_saved(sequence, best)
 
-    def _find_saved(self, prompt: TokenArray, best: Source) -> Source:
+    def _find_saved(self, sequence: Sequence, best: Source) -> Source:
         """The better of `best` and what the pool has."""
-        key = _key(prompt)
+        key = _key(sequence.prompt[:-1])
         # Where a memory cannot be cut, a shorter state may serve when the longest does not.
         for exact in (False,) if self._can_cut else (False, True):
             found = self.pool.find(key, exact=exact)
             if found is None:
                 continue
             saved = found.entry.blob
-            length = self._usable(found.length, saved.length, list(saved.checkpoints))
+            common = sequence.media.whole(found.length)
+            length = self._usable(common, saved.length, list(saved.checkpoints))
             if length >= best.length + WORTH_A_COPY:
                 best = Source(length, saved=saved, entry=found.entry)
         return best
@@ -172,20 +172,21 @@ class SlotTable:
     def _newer(self, slot: Slot, best: Source) -> bool:
         return best.slot is None or slot.used > best.slot.used
 
-    def _usable_of_running(self, slot: Slot, prompt: TokenArray) -> int:
+    def _usable_of_running(self, slot: Slot, sequence: Sequence) -> int:
         owner = slot.owner
         if owner is None or owner.num_shifted or not owner.request.cache_prompt:
             return 0
         # Generated tokens are compared too rarely to be worth an array of them.
         held = owner.prompt[: owner.num_computed]
-        return self._usable(common_length(prompt, held), owner.num_computed, [])
+        common = sequence.media.whole(common_length(sequence.prompt[:-1], held))
+        return self._usable(common, owner.num_computed, slot.checkpoints)
 
     def promise(self, sequence: Sequence, running: Sequence) -> int:
         """Tokens that `sequence` can take over once `running` has computed its prompt, beyond
         what it could have without; 0 if it is not worth waiting."""
         if not (sequence.request.cache_prompt and running.request.cache_prompt):
             return 0
-        common = common_length(sequence.prompt[:-1], running.prompt)
+        common = sequence.media.whole(common_length(sequence.prompt[:-1], running.prompt))
         if common <= running.num_computed:
             return 0
         elsewhere = self._find(sequence, without=running.slot).length
@@ -206,13 +207,13 @@ class SlotTable:
         beside = (slot.id - 1, slot.id + 1)
         return not any(s.owner is not None for s in self.slots if s.id in beside)
 
-    def _fill(self, slot: Slot, source: Source) -> int:
-        """Brings `slot` to the first `source.length` tokens of its source; returns how many it
-        holds then, which is 0 if the runner refused."""
+    def _fill(self, slot: Slot, source: Source, media: PromptMedia) -> int:
+        """Brings `slot` to the first `source.length` tokens of its source, which begin a prompt
+        with `media`; returns how many it holds then, which is 0 if the runner refused."""
         if source.slot is slot:
             if len(slot.tokens) - source.length >= MIN_SAVED:
                 self._save(slot)
-            return self._roll_back(slot, len(slot.tokens), source.length)
+            return self._roll_back(slot, len(slot.tokens), source.length, media)
         saved = source.saved
         if source.slot is not None:
             saved = self._copy_of(source.slot)
@@ -220,12 +221,14 @@ class SlotTable:
         self._clear(slot)
         if saved is None or source.length == 0:
             return 0
-        if not self._runner.restore(slot.id, saved.blob, length=saved.length):
+        if not self._runner.restore(slot.id, saved.blob, length=saved.position):
             return 0
         slot.checkpoints = list(saved.checkpoints)
-        return self._roll_back(slot, saved.length, source.length)
+        length = self._roll_back(slot, saved.length, source.length, media)
+        self._make_checkpoint_room(slot, 0)
+        return length
 
-    def _roll_back(self, slot: Slot, held: int, length: int) -> int:
+    def _roll_back(self, slot: Slot, held: int, length: int, media: PromptMedia) -> int:
         """Shortens a slot's memory from `held` to `length` tokens; returns what it holds then."""
         if length == held:
             return length
@@ -234,11 +237,11 @@ class SlotTable:
             self._clear(slot)
             return 0
         if self._can_cut:
-            done = self._runner.cut(slot.id, length)
+            done = self._runner.cut(slot.id, media.position_of(length))
         else:
-            blob = next((c.blob for c in slot.checkpoints if c.length == length), None)
-            done = blob is not None and self._runner.restore(
-                slot.id, blob, length=length, partial=True
+            saved = next((c for c in slot.checkpoints if c.length == length), None)
+            done = saved is not None and self._runner.restore(
+                slot.id, saved.blob, length=saved.position, partial=True
             )
         if done:
             return length
@@ -251,7 +254,10 @@ class SlotTable:
             blob = self._runner.save(slot.id)
             if blob is None:
                 return None
-            self._shared[slot.id] = SavedState(slot.owner.num_computed, blob, ())
+            length = slot.owner.num_computed
+            self._shared[slot.id] = SavedState(
+                length, slot.owner.media.position_of(length), blob, tuple(slot.checkpoints)
+            )
         return self._shared.get(slot.id)
 
     def step_begins(self) -> None:
@@ -263,12 +269,8 @@ class SlotTable:
     def next_stop(self, sequence: Sequence) -> int:
         """The length at which a chunk of the prompt should end, for a checkpoint; the prompt's
         own length where none is due."""
-        if self._can_cut:
-            return sequence.num_prompt
-        stops = (sequence.num_prompt - back for back in CHECKPOINT_BACK)
-        return min(
-            (stop for stop in stops if stop > sequence.num_computed), default=sequence.num_prompt
-        )
+        stops = (sequence.media.whole(place) for place in sequence.places)
+        return next((s for s in stops if s > sequence.num_computed), sequence.num_prompt)
 
     def computed(self, sequence: Sequence) -> None:
         """Takes a checkpoint if the sequence has just reached a place for one."""
@@ -277,17 +279,18 @@ class SlotTable:
         if not sequence.num_computed == sequence.next_stop < sequence.num_prompt:
             return
         size = self._runner.state_size(sequence.slot, partial=True)
-        held = sum(c.blob.nbytes for slot in self.slots for c in slot.checkpoints)
-        checkpoints = self.slots[sequence.slot].checkpoints
-        while checkpoints and (
-            len(checkpoints) >= MAX_CHECKPOINTS or held + size > self._checkpoint_limit
-        ):
-            held -= checkpoints.pop(0).blob.nbytes
-        if held + size > self._checkpoint_limit:
+        slot = self.slots[sequence.slot]
+        if not self._make_checkpoint_room(slot, size):
             return
         blob = self._runner.save(sequence.slot, partial=True)
         if blob is not None:
-            checkpoints.append(Checkpoint(sequence.num_computed, blob))
+            position = sequence.media.position_of(sequence.num_computed)
+            slot.checkpoints.append(Checkpoint(sequence.num_computed, position, blob))
+
+    def _make_checkpoint_room(self, slot: Slot, size: int) -> bool:
+        """Makes room for `size` bytes of checkpoints of a slot; False if they never fit."""
+        by_use = [s.checkpoints for s in sorted(self.slots, key=lambda s: s.used)]
+        return checkpoints.make_room(slot.checkpoints, by_use, size, self._checkpoint_limit)
 
     def move(self, sequence: Sequence, target_id: int) -> None:
         """Moves a running sequence into a free slot; it stays where it is if that fails."""
@@ -297,7 +300,8 @@ class SlotTable:
             return
         self._save(target)
         self._clear(target)
-        if not self._runner.restore(target.id, blob, length=sequence.num_computed):
+        position = sequence.media.position_of(sequence.num_computed)
+        if not self._runner.restore(target.id, blob, length=position):
             return
         target.owner, target.used, target.checkpoints = sequence, source.used, source.checkpoints
         sequence.slot = target.id
@@ -306,7 +310,7 @@ class SlotTable:
 
     def cut(self, sequence: Sequence, length: int) -> bool:
         """Drops a running sequence's memory behind `length`: refused drafts."""
-        return self._runner.cut(sequence.slot, length)
+        return self._runner.cut(sequence.slot, sequence.media.position_of(length))
 
     def shift(self, sequence: Sequence, keep: int, drop: int) -> bool:
         """Drops `drop` tokens behind the first `keep` of a running sequence's memory."""
@@ -316,7 +320,8 @@ class SlotTable:
     def restart(self, sequence: Sequence, length: int) -> None:
         """After a failed step: back to `length` tokens if the runner can, else to none."""
         slot = self.slots[sequence.slot]
-        if not (self._can_cut and self._runner.cut(slot.id, length)):
+        length = sequence.media.whole(length)
+        if not (self._can_cut and self._runner.cut(slot.id, sequence.media.position_of(length))):
             self._clear(slot)
             length = 0
         sequence.num_computed = length
@@ -332,6 +337,7 @@ class SlotTable:
             self._clear(slot)
             return
         slot.tokens = np.array(sequence.tokens[: sequence.num_computed], dtype=np.int64)
+        slot.position = sequence.media.position_of(sequence.num_computed)
 
     def discard(self, sequence: Sequence) -> None:
         """Frees the sequence's slot and forgets what it holds, which cannot be trusted."""
@@ -349,7 +355,7 @@ class SlotTable:
             return
         blob = self._runner.save(slot.id)
         if blob is not None:
-            state = SavedState(len(tokens), blob, tuple(slot.checkpoints))
+            state = SavedState(len(tokens), slot.position, blob, tuple(slot.checkpoints))
             self.pool.put(_key(tokens), state, size)
 
     def _clear(self, slot: Slot) -> None:

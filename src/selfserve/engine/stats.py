@@ -50,6 +50,7 @@ class EngineStats:
     def heartbeat(self) -> Heartbeat:
         scheduler = self._scheduler
         pool = scheduler.slots.pool
+        encoder = scheduler.pictures.encoder if scheduler.pictures is not None else None
         return Heartbeat(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
@@ -61,6 +62,8 @@ class EngineStats:
                 "cache_entries": len(pool),
                 "cache_hits": pool.num_hits,
                 "cache_evictions": pool.num_evictions,
+                "pictures_encoded": encoder.num_encoded if encoder is not None else 0,
+                "pictures_reused": encoder.num_reused if encoder is not None else 0,
             },
         )
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import multiprocessing
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 
@@ -19,6 +19,10 @@ from selfserve.request import Command, Message, Shutdown
 
 SHUTDOWN_S = 2.0
 """Time that the process has to end by itself; a step that runs longer is killed."""
+
+
+RETRY_S = 0.005
+"""Until the next try to send to an engine whose socket is not connected yet."""
 
 
 class EngineProcess:
@@ -36,6 +40,7 @@ class EngineProcess:
         self._on_message = on_message
         self._on_end = on_end
         self._process: BaseProcess | None = None
+        self._unsent: deque[bytes] = deque()
         self._decoder = msgspec.msgpack.Decoder(list[Message])
         # Only this user may enter the folder, so only this user can reach the sockets in it.
         self._folder = tempfile.mkdtemp(prefix="self-")
@@ -63,8 +68,23 @@ class EngineProcess:
 
     def send(self, command: Command) -> None:
         """Never blocks. What is sent while no engine is there is lost: it knows no requests."""
-        with contextlib.suppress(zmq.Again):
-            self._commands.send(channel.encode([command]), zmq.NOBLOCK)
+        if self._process is not None:
+            self._unsent.append(channel.encode([command]))
+            if len(self._unsent) == 1:  # else the next try is under way
+                self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent:
+                self._commands.send(self._unsent[0], zmq.NOBLOCK)
+                self._unsent.popleft()
+        except zmq.Again:
+            # An engine may say that it is ready before its end of this socket is connected.
+            asyncio.get_running_loop().call_later(RETRY_S, self._retry)
+
+    def _retry(self) -> None:
+        if not self._commands.closed:
+            self._flush()
 
     async def close(self) -> None:
         """Ends the process and takes down the sockets. What it still said is delivered before."""
@@ -102,4 +122,5 @@ class EngineProcess:
         code = self._process.exitcode
         self._process.close()
         self._process = None
+        self._unsent.clear()
         self._on_end(code)

@@ -122,6 +122,8 @@ def _end_of_scan(data: bytes, start: int) -> int:
 def _read_png(data: bytes) -> Source:
     kept = [_PNG_SIGNATURE]
     width, height, depth, colour = struct.unpack_from(">IIBB", data, 16)
+    if depth not in (1, 2, 4, 8, 16):
+        raise ValueError(f"a PNG of {depth} bits")
     orientation, transparent, pos = 1, None, len(_PNG_SIGNATURE)
     for _ in range(_MAX_PARTS):
         (length,) = struct.unpack_from(">I", data, pos)

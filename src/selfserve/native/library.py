@@ -16,7 +16,9 @@ from selfserve.logs import get_logger
 MIN_VERSION = (0, 3, 36)
 BELOW_VERSION = (0, 4, 0)
 
-SPIN_COUNT = "100"
+VERSION_RANGE = ">={},<{}".format(*(".".join(map(str, v)) for v in (MIN_VERSION, BELOW_VERSION)))
+
+SPIN_COUNT = "3000"
 """Rounds for which a thread of libgomp spins before it sleeps."""
 
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
@@ -94,10 +96,15 @@ def load_mtmd() -> ModuleType:
     except (ImportError, OSError, RuntimeError, FileNotFoundError) as error:
         raise LibraryError(f"libmtmd cannot be loaded: {error}") from error
     module: ModuleType = mtmd_cpp
-    callback = _log_callback(lib, "libmtmd")
+    callback = _log_callback(lib, "libllama.libmtmd")
     module.mtmd_helper_log_set(callback, ctypes.c_void_p(0))
     load_mtmd.log_callback = callback  # type: ignore[attr-defined]
     return module
+
+
+def version() -> str:
+    """The version of llama-cpp-python."""
+    return importlib.metadata.version("llama-cpp-python")
 
 
 def system_info() -> str:

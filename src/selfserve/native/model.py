@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from selfserve.errors import ModelLoadError
-from selfserve.native import library
+from selfserve.native import devices, library
+from selfserve.native.devices import found_devices
 from selfserve.native.vocab import Vocab
 
 LOAD_NONE = 0
 LOAD_MMAP = 1
+EVERY_LAYER = 10_000
+"""More than any model has."""
 
 
 class Model:
@@ -24,19 +27,25 @@ class Model:
         *,
         vocab_only: bool = False,
         use_mmap: bool = True,
-        gpu_layers: int = 0,
+        device: str = "cpu",
+        gpu_layers: int = devices.ALL_LAYERS,
         on_progress: Callable[[float], None] | None = None,
     ) -> None:
         """Loads the file; blocks for as long as that takes and releases the GIL meanwhile.
 
-        `on_progress` gets the loaded share, 0 to 1, on this thread. Raises ModelLoadError.
+        `on_progress` gets the loaded share, 0 to 1, on this thread. Raises ModelLoadError,
+        and LibraryError or SettingsError for a `device` that is not there.
         """
         self._lib: Any = library.load()
         check_magic(path)
         params = self._lib.llama_model_default_params()
         params.vocab_only = vocab_only
         params.load_mode = LOAD_MMAP if use_mmap else LOAD_NONE
-        params.n_gpu_layers = gpu_layers
+        self.gpus = [] if device == "cpu" else devices.choose(device, gpu_layers, found_devices())
+        """The devices that hold layers; none: the CPU computes everything."""
+        pointers = devices.pointer_list(self.gpus)
+        params.devices = ctypes.cast(pointers, ctypes.c_void_p)
+        params.n_gpu_layers = _num_layers(gpu_layers) if self.gpus else 0
         callback = None
         if on_progress is not None:
 
@@ -47,7 +56,7 @@ class Model:
             callback = self._lib.llama_progress_callback(report)
             params.progress_callback = callback
         self.handle = self._lib.llama_model_load_from_file(str(path).encode(), params)
-        del callback  # libllama calls it during the load only
+        del callback, pointers  # libllama reads them during the load only
         if not self.handle:
             raise ModelLoadError(
                 f"libllama cannot load {path}: the file is damaged, or of a model that this "
@@ -100,6 +109,10 @@ class Model:
         if self.handle:
             self._lib.llama_model_free(self.handle)
             self.handle = None
+
+
+def _num_layers(gpu_layers: int) -> int:
+    return EVERY_LAYER if gpu_layers == devices.ALL_LAYERS else gpu_layers
 
 
 def check_magic(path: Path) -> None:

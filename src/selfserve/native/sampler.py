@@ -16,6 +16,9 @@ from selfserve.request import SamplingParams
 
 MIROSTAT_M = 100
 """Tokens in mirostat 1's estimate, the value of its paper."""
+XTC_SEED = 0x5DEECE66
+"""Makes the seed of XTC's coin another one than that of the draw: with the same seed both would
+see the same random numbers, and the draw would depend on the coin."""
 TOKEN_DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 """llama_token_data."""
 
@@ -53,6 +56,8 @@ class Sampler:
             return
         for name in params.samplers:
             self._makers()[name](params)
+        if params.temperature <= 0 and "temperature" not in params.samplers:
+            self._add(lib.llama_sampler_init_temp(0.0))  # 0 is greedy, whatever the chain
         self._add(lib.llama_sampler_init_dist(params.seed))
 
     def _build_mirostat(self, params: SamplingParams) -> None:
@@ -78,7 +83,9 @@ class Sampler:
             "top_p": lambda p: add(lib.llama_sampler_init_top_p(p.top_p, p.min_keep)),
             "min_p": lambda p: add(lib.llama_sampler_init_min_p(p.min_p, p.min_keep)),
             "xtc": lambda p: add(
-                lib.llama_sampler_init_xtc(p.xtc_probability, p.xtc_threshold, p.min_keep, p.seed)
+                lib.llama_sampler_init_xtc(
+                    p.xtc_probability, p.xtc_threshold, p.min_keep, p.seed ^ XTC_SEED
+                )
             ),
             "temperature": lambda p: add(
                 lib.llama_sampler_init_temp_ext(
@@ -151,7 +158,10 @@ class Sampler:
         array.data = data.ctypes.data_as(ctypes.POINTER(self._lib.llama_token_data))
         array.size, array.selected, array.sorted = data.size, -1, False
         self._lib.llama_sampler_apply(self.handle, ctypes.byref(array))
-        survivors = data[: array.size]
+        # Some samplers cut from the front: they move the pointer.
+        moved = ctypes.cast(array.data, ctypes.c_void_p).value or 0
+        first = (moved - data.ctypes.data) // TOKEN_DATA.itemsize
+        survivors = data[first : first + array.size]
         token = int(survivors["id"][array.selected])
         self.accept(token)
         return token, survivors["id"].copy(), survivors["p"].copy()

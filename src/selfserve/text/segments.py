@@ -103,17 +103,36 @@ class Guard:
         return f"\ue000{self._nonce}:{key}\ue001"
 
 
-def tokenize_segments(segments: Sequence[Segment], tokenize: Tokenize) -> list[int]:
-    """The token ids of a prompt: what the model wants at its start (BOS) is added once."""
+def image_marker() -> str:
+    """A text for the place of a picture in a rendered prompt, which nobody can have written."""
+    return f"\ue000{secrets.token_hex(8)}:image\ue001"
+
+
+def tokenize_segments(
+    segments: Sequence[Segment],
+    tokenize: Tokenize,
+    *,
+    marker: str | None = None,
+    picture: int = -1,
+) -> list[int]:
+    """The token ids of a prompt: what the model wants at its start (BOS) is added once. The id
+    `picture` comes out where `marker` stands."""
     ids: list[int] = []
     for index, segment in enumerate(segments):
+        first, *others = segment.text.split(marker) if marker else [segment.text]
         if index == 0:
-            ids += tokenize(segment.text, add_special=True, parse_special=segment.special)
-        elif segment.special:
-            ids += _continue(segment.text, tokenize, parse_special=True)
+            ids += tokenize(first, add_special=True, parse_special=segment.special)
         else:
-            ids += _as_text(segment.text, tokenize)
+            ids += _inside(first, segment.special, tokenize)
+        for text in others:
+            ids += [picture, *_inside(text, segment.special, tokenize)]
     return ids
+
+
+def _inside(text: str, special: bool, tokenize: Tokenize) -> Iterable[int]:
+    if not text:
+        return ()
+    return _continue(text, tokenize, parse_special=True) if special else _as_text(text, tokenize)
 
 
 def _as_text(text: str, tokenize: Tokenize) -> Iterable[int]:

@@ -12,7 +12,7 @@ import msgspec
 from selfserve.api.exchange import Exchange
 from selfserve.api.llamacpp.merge import merged
 from selfserve.api.llamacpp.probabilities import ProbabilityRenderer
-from selfserve.api.llamacpp.prompts import tokenize_prompt
+from selfserve.api.llamacpp.prompts import Prompt, tokenize_prompt
 from selfserve.api.llamacpp.render import (
     CompletionAnswer,
     CompletionEvents,
@@ -31,7 +31,15 @@ from selfserve.api.sse import DONE, data_event
 from selfserve.api.timings import usage_object
 from selfserve.api.validation import read_model
 from selfserve.errors import InvalidRequest, UnsupportedCapability
-from selfserve.request import Constraint, Delta, Finished, Progress, Request, SamplingParams
+from selfserve.request import (
+    Constraint,
+    Delta,
+    Finished,
+    Picture,
+    Progress,
+    Request,
+    SamplingParams,
+)
 from selfserve.text.grammar import gbnf_constraint
 from selfserve.text.schema import json_schema_constraint
 
@@ -51,7 +59,8 @@ class CompletionEndpoint:
         self._check(body)
         with self._service.admit(len(body.prompts)):
             slot = self._service.check_slot(body.id_slot)
-            draft = CompletionDraft(body, self._service, slot)
+            pictures = [await self._load(prompt) for prompt in body.prompts]
+            draft = CompletionDraft(body, self._service, slot, pictures)
             prompts = await self._service.workers.run(draft.prompts)
             head = {
                 "id": draft.id,
@@ -79,11 +88,27 @@ class CompletionEndpoint:
                 "n_keep must be absent: the loaded model's memory cannot be shifted",
                 param="n_keep",
             )
-        if not self._service.has_vision and any(prompt.media for prompt in body.prompts):
+        for prompt in body.prompts:
+            if prompt.media:
+                self._check_media(prompt, shifts=body.n_keep is not None)
+
+    def _check_media(self, prompt: Prompt, *, shifts: bool) -> None:
+        path = prompt.media_path
+        if not self._service.has_vision:
             raise UnsupportedCapability(
-                "multimodal_data must be absent: the loaded model takes text only",
-                param="multimodal_data",
+                f"{path} must be absent: the loaded model takes text only", param=path
             )
+        if shifts:
+            raise UnsupportedCapability(
+                "n_keep must be absent: a prompt with pictures cannot be shifted", param="n_keep"
+            )
+        self._service.pictures.check_count(len(prompt.media), param=path)
+
+    async def _load(self, prompt: Prompt) -> tuple[Picture, ...]:
+        if not prompt.media:
+            return ()
+        items = [(f"{prompt.media_path}[{i}]", data) for i, data in enumerate(prompt.media)]
+        return await self._service.pictures.from_base64(items)
 
     async def _answer(
         self,
@@ -164,13 +189,21 @@ class CompletionEndpoint:
 class CompletionDraft:
     """The work between a valid body and requests for the engine; runs in a worker thread."""
 
-    def __init__(self, body: CompletionRequest, service: Service, slot: int) -> None:
+    def __init__(
+        self,
+        body: CompletionRequest,
+        service: Service,
+        slot: int,
+        pictures: list[tuple[Picture, ...]],
+    ) -> None:
+        """`pictures` are those of each prompt."""
         self.id = f"cmpl-{secrets.token_hex(16)}"
         self._body = body
         self._service = service
         self._vocabulary = service.vocabulary
         self._recommended = service.recommended_sampling
         self._slot = slot
+        self._pictures = pictures
 
     def prompts(self) -> list[PreparedPrompt]:
         """Tokenizes and compiles. Raises InvalidRequest; blocks, the GIL mostly free."""
@@ -193,6 +226,7 @@ class CompletionDraft:
         request = Request(
             id=self.id if len(body.prompts) == 1 else f"{self.id}-{index}",
             prompt=tuple(ids),
+            pictures=self._pictures[index],
             sampling=sampling,
             max_tokens=None if body.limit < 0 else body.limit,
             stop=tuple(body.stop or ()),
@@ -201,7 +235,11 @@ class CompletionDraft:
             post_sampling_probs=bool(body.post_sampling_probs),
             slot=self._slot,
             cache_prompt=body.cache_prompt is not False,
-            n_keep=self._service.default_keep if body.n_keep is None else body.n_keep,
+            n_keep=(
+                self._service.keep_with(len(self._pictures[index]))
+                if body.n_keep is None
+                else body.n_keep
+            ),
             time_limit_ms=body.t_max_predict_ms or 0,
             n_indent=body.n_indent or 0,
             return_progress=bool(body.stream and body.return_progress),

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, WithJsonSchema
 from selfserve.api.field_types import as_integer, invalid
 from selfserve.engine.interface import Vocabulary
 from selfserve.errors import InvalidRequest
+from selfserve.request import PICTURE_TOKEN
 
 MEDIA_MARKER = "<__media__>"
 """Stands in a prompt where a picture goes."""
@@ -28,6 +29,12 @@ class Prompt:
     """Base64 data of what stands at the markers in the text."""
     path: str = "prompt"
     """The field that it was read from."""
+
+    @property
+    def media_path(self) -> str:
+        """The field that `media` was read from."""
+        head, dot, _ = self.path.rpartition(".prompt_string")
+        return f"{head}.multimodal_data" if dot else "multimodal_data"
 
 
 def parse_prompts(value: object) -> tuple[Prompt, ...]:
@@ -108,11 +115,25 @@ def check_markers(text: str, media: tuple[str, ...], path: str) -> None:
 
 def tokenize_prompt(prompt: Prompt, vocabulary: Vocabulary) -> list[int]:
     """The prompt's tokens, with BOS once in front of a text that begins it, if the model wants
-    it. Raises InvalidRequest for an id that the model does not have. For a worker thread."""
-    ids = tokenize_parts(prompt.parts, vocabulary, path=prompt.path, add_special=True)
+    it, and a PICTURE_TOKEN for each marker of a picture. Raises InvalidRequest for an id that the
+    model does not have. For a worker thread."""
+    if prompt.media:
+        ids = _tokenize_with_media(str(prompt.parts[0]), vocabulary)
+    else:
+        ids = tokenize_parts(prompt.parts, vocabulary, path=prompt.path, add_special=True)
     if vocabulary.add_bos and isinstance(prompt.parts[0], str):
         while len(ids) > 1 and ids[0] == ids[1] == vocabulary.bos_id:
             del ids[0]  # the text began with it already
+    return ids
+
+
+def _tokenize_with_media(text: str, vocabulary: Vocabulary) -> list[int]:
+    first, *others = text.split(MEDIA_MARKER)
+    ids = vocabulary.tokenize(first, add_special=True, parse_special=True)
+    for other in others:
+        ids.append(PICTURE_TOKEN)
+        if other:
+            ids += vocabulary.tokenize(other, add_special=False, parse_special=True)
     return ids
 
 

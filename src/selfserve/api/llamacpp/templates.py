@@ -45,5 +45,5 @@ class ApplyTemplate:
             template_messages(body.messages),
             thinking=thinking,
             effort=effort,
-            image_marker=MEDIA_MARKER,
+            image_marker=MEDIA_MARKER if image_urls(body.messages) else None,
         ).text

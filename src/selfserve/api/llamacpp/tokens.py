@@ -9,12 +9,19 @@ from pydantic import BeforeValidator, WithJsonSchema
 
 from selfserve.api.exchange import Exchange
 from selfserve.api.field_types import as_integer, invalid
-from selfserve.api.llamacpp.prompts import MAX_ID, Parts, check_id, tokenize_parts
+from selfserve.api.llamacpp.prompts import (
+    MAX_ID,
+    MEDIA_MARKER,
+    Parts,
+    check_id,
+    tokenize_parts,
+)
 from selfserve.api.llamacpp.render import dumps
 from selfserve.api.sampling_fields import Boolean, RequestModel
 from selfserve.api.service import Service
 from selfserve.api.validation import read_model
 from selfserve.engine.interface import Vocabulary
+from selfserve.request import PICTURE_TOKEN
 from selfserve.text.detokenizer import Detokenizer
 
 
@@ -102,7 +109,11 @@ def _detokenized(body: DetokenizeRequest, vocabulary: Vocabulary) -> bytes:
 
 
 def text_of(ids: Iterable[int], vocabulary: Vocabulary) -> str:
-    """The text of tokens, control tokens included; what is no whole character becomes U+FFFD."""
+    """The text of tokens, control tokens included; what is no whole character becomes U+FFFD, and
+    a picture its marker."""
     detokenizer = Detokenizer()
-    pieces = (vocabulary.piece(token, special=True) for token in ids)
+    marker = MEDIA_MARKER.encode()
+    pieces = (
+        marker if token == PICTURE_TOKEN else vocabulary.piece(token, special=True) for token in ids
+    )
     return "".join(map(detokenizer.push, pieces)) + detokenizer.flush()

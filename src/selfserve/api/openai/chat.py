@@ -15,10 +15,19 @@ from selfserve.api.service import Service
 from selfserve.api.validation import read_model
 from selfserve.engine.interface import Vocabulary
 from selfserve.errors import UnsupportedCapability
-from selfserve.request import Constraint, Delta, Finished, Progress, ReasoningSpec, Request
+from selfserve.request import (
+    PICTURE_TOKEN,
+    Constraint,
+    Delta,
+    Finished,
+    Picture,
+    Progress,
+    ReasoningSpec,
+    Request,
+)
 from selfserve.text.grammar import gbnf_constraint
 from selfserve.text.schema import json_object_constraint, json_schema_constraint
-from selfserve.text.segments import tokenize_segments
+from selfserve.text.segments import image_marker, tokenize_segments
 from selfserve.text.template import ChatTemplate
 
 
@@ -34,24 +43,27 @@ class ChatEndpoint:
         chat = await read_model(exchange, ChatRequest)
         self._check_images(chat)
         with self._service.admit():
-            request = await self._prepare(chat)
+            pictures = await self._service.pictures.from_urls(image_urls(chat.messages))
+            request = await self._prepare(chat, pictures)
             if chat.stream:
                 await self._stream(exchange, chat, request)
             else:
                 await self._answer(exchange, request)
 
     def _check_images(self, chat: ChatRequest) -> None:
-        for path, _ in image_urls(chat.messages):
-            if not self._service.has_vision:
-                raise UnsupportedCapability(
-                    f"{path} is a picture, but the loaded model takes text only", param=path
-                )
+        found = image_urls(chat.messages)
+        if found and not self._service.has_vision:
+            path, _ = found[0]
+            raise UnsupportedCapability(
+                f"{path} is a picture, but the loaded model takes text only", param=path
+            )
+        self._service.pictures.check_count(len(found), param="messages")
 
-    async def _prepare(self, chat: ChatRequest) -> Request:
+    async def _prepare(self, chat: ChatRequest, pictures: tuple[Picture, ...]) -> Request:
         service = self._service
         slot = service.check_slot(chat.id_slot)
         template = await service.chat_template()
-        draft = ChatDraft(chat, service, template)
+        draft = ChatDraft(chat, service, template, pictures)
         request = await service.workers.run(draft.request, slot)
         service.check_length(len(request.prompt))
         return request
@@ -101,11 +113,18 @@ class ChatEndpoint:
 class ChatDraft:
     """The work between a valid body and a request for the engine; runs in a worker thread."""
 
-    def __init__(self, chat: ChatRequest, service: Service, template: ChatTemplate) -> None:
+    def __init__(
+        self,
+        chat: ChatRequest,
+        service: Service,
+        template: ChatTemplate,
+        pictures: tuple[Picture, ...] = (),
+    ) -> None:
         self._chat = chat
+        self._pictures = pictures
         self._model = service.model
         self._sampling = service.recommended_sampling
-        self._default_keep = service.default_keep
+        self._default_keep = service.keep_with(len(pictures))
         self._budgets = service.settings.reasoning_budgets
         self._vocabulary: Vocabulary = service.vocabulary
         self._template = template
@@ -119,6 +138,7 @@ class ChatDraft:
         return Request(
             id=f"chatcmpl-{secrets.token_hex(16)}",
             prompt=tuple(prompt),
+            pictures=self._pictures,
             sampling=sampling_params(chat, self._sampling, vocabulary, penalize_answer_only=True),
             max_tokens=chat.answer_limit,
             stop=tuple(chat.stop or ()),
@@ -134,14 +154,20 @@ class ChatDraft:
 
     def _prompt(self, *, constrained: bool) -> tuple[list[int], ReasoningSpec | None]:
         thinking, effort = self._chat.thinking_mode(self._model.thinking_default)
+        marker = image_marker() if self._pictures else None
         rendered = self._template.render(
-            template_messages(self._chat.messages), thinking=thinking, effort=effort
+            template_messages(self._chat.messages),
+            thinking=thinking,
+            effort=effort,
+            image_marker=marker,
         )
         thinks = thinking and self._template.supports_thinking and rendered.prefill is None
         if self._reasoning is not None and constrained and thinks:
             # A grammar holds from the first token on unless a block is open already.
             rendered = rendered.extended(self._reasoning.with_thinking(rendered.text))
-        prompt = tokenize_segments(rendered.segments, self._vocabulary.tokenize)
+        prompt = tokenize_segments(
+            rendered.segments, self._vocabulary.tokenize, marker=marker, picture=PICTURE_TOKEN
+        )
         if self._reasoning is None:
             return prompt, None
         spec = self._reasoning.spec(

@@ -1,0 +1,61 @@
+"""Host memory for prompts stays under its limit, whatever kind of memory the model has."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from tests.support.builders import make_request
+from tests.support.tiny_chat import TinyChat, random_words
+from tests.support.tiny_engine import ColdAnswers, TinyEngine
+
+MakeEngine = Callable[..., TinyEngine]
+
+
+def held_bytes(engine: TinyEngine) -> tuple[int, int]:
+    """Bytes of the pool, and of the slots' own checkpoints."""
+    slots = engine.slots.slots
+    return engine.slots.pool.num_bytes, sum(c.blob.nbytes for s in slots for c in s.checkpoints)
+
+
+@pytest.mark.parametrize("limit", [0, 100_000, 600_000])
+def test_saved_states_and_checkpoints_together_stay_under_the_limit(
+    make_engine: MakeEngine, cold: ColdAnswers, limit: int
+) -> None:
+    rng = random.Random(limit)
+    engine = make_engine(num_slots=2, cache_ram_bytes=limit)
+    chats = [TinyChat(engine.vocabulary, system=random_words(rng, 40)) for _ in range(3)]
+    most = 0
+    for turn in range(4):
+        for i, chat in enumerate(chats):
+            request = make_request(f"{i}.{turn}", chat.say(random_words(rng, 20)), max_tokens=10)
+            engine.add(request)
+            while engine.scheduler.has_work:
+                engine.step()
+                most = max(most, sum(held_bytes(engine)))
+                assert most <= limit
+            tokens = engine.tokens(request.id)
+            assert cold.of(request).agrees(tokens)
+            chat.hear(tokens)
+    assert most > limit // 6 or limit < 600_000
+
+
+def test_the_newest_chat_gets_checkpoints_where_others_hold_all_the_room(
+    make_engine: MakeEngine, cold: ColdAnswers
+) -> None:
+    num_bytes = 1 << 30
+    for num_chats in (1, 3):
+        rng = random.Random(3)
+        engine = make_engine(num_slots=3, cache_ram_bytes=num_bytes)
+        for i in range(num_chats):
+            chat = TinyChat(engine.vocabulary, system=random_words(rng, 100))
+            for turn in range(4):
+                request = make_request(f"{i}.{turn}", chat.say(random_words(rng, 5)), max_tokens=9)
+                tokens = engine.answer(request)
+                assert cold.of(request).agrees(tokens)
+                computed = engine.finished(request.id).timings.prompt_n
+                assert turn == 0 or computed <= chat.num_new + 64
+                chat.hear(tokens)
+        # The second time there is room for just what one chat took the first time.
+        num_bytes = 2 * held_bytes(engine)[1] or num_bytes
