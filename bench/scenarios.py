@@ -17,6 +17,8 @@ from selfserve.cli.chat_stream import Answer, ChatStream, chat
 from selfserve.cli.sample_text import cold_text
 
 LONG_WORDS = 1500
+TURN_WORDS = 20
+"""Words that a person writes in one turn of a chat."""
 SHORT_WORDS = 60
 MAX_ORDER_TOKENS = 400
 AT_ONCE = 8
@@ -90,7 +92,7 @@ async def chats(server: Server, play: Play) -> Figures:
     waits: list[float] = []
     for turn in range(play.count(4, 2)):
         for history in histories:
-            history.append(user(cold_text(play.random, SHORT_WORDS)))
+            history.append(user(cold_text(play.random, TURN_WORDS)))
             answer = await chat(server.address, body(history, play.count(48, 4)))
             history.append(assistant(answer.text))
             if turn > 0:
@@ -118,7 +120,13 @@ async def orders(server: Server, play: Play) -> Figures:
 async def repeat_code(server: Server, play: Play) -> Figures:
     """An answer that repeats what stands in the prompt, as when code is edited."""
     text = f"{CODE}\nRepeat this code exactly, without any comment."
-    messages = [system(f"{cold_text(play.random, 5)}. You repeat code."), user(text)]
+    # So small a model would rather talk about the code; the first lines in its mouth make it copy.
+    beginning = "".join(CODE.splitlines(keepends=True)[:6])
+    messages = [
+        system(f"{cold_text(play.random, 5)}. You repeat code."),
+        user(text),
+        assistant(beginning),
+    ]
     answer = await chat(server.address, body(messages, play.count(300, 30)))
     return {"speed": answer.tokens_per_s}
 

@@ -96,7 +96,7 @@ def test_a_prompt_beyond_the_context_is_refused_and_named(
         ({"prompt": "<__media__>", "multimodal_data": ["x"]}, "multimodal_data"),
         (
             {"prompt": [{"prompt_string": "<__media__>", "multimodal_data": ["x"]}]},
-            "multimodal_data",
+            "prompt[0].multimodal_data",
         ),
     ],
 )

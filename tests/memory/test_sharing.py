@@ -98,6 +98,25 @@ def test_a_newcomer_takes_over_the_system_prompt_of_one_who_still_answers(
     assert engine.finished("late").cached_tokens >= 200
 
 
+def test_a_new_chat_takes_over_the_system_prompt_of_an_old_one(
+    make_engine: MakeEngine, cold: ColdAnswers
+) -> None:
+    rng = random.Random(12)
+    engine = make_engine()
+    system = random_words(rng, 200)
+    old = TinyChat(engine.vocabulary, system=system)
+    for _ in range(3):  # a conversation from elsewhere, which this engine sees at once
+        old.say(random_words(rng, 20))
+        old.hear([])
+    first = make_request("old", old.say(random_words(rng, 20)), max_tokens=20)
+    new = TinyChat(engine.vocabulary, system=system).say(random_words(rng, 20))
+    second = make_request("new", new, max_tokens=20)
+    for request in (first, second):
+        engine.answer(request)
+    assert_cold(engine, cold, [first, second])
+    assert engine.finished("new").cached_tokens >= 200
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_who_is_cut_off_leaves_no_trace(
     make_engine: MakeEngine, cold: ColdAnswers, seed: int

@@ -237,12 +237,14 @@ def test_no_escape_can_hide_a_property_name() -> None:
 @pytest.mark.parametrize("constraint", [json_object_constraint, lambda: json_schema_constraint({})])
 def test_text_is_raw_and_white_space_is_bounded(constraint: Any) -> None:
     built = constraint()
-    for text in ("{}", '{"é😀\\n\\\\\\"": [1, 2.5e-3,true], "b":{"c": null}}'):
+    for text in ("{}", '{"é😀\\n\\\\\\"": [1, 2.5e-3, true], "b": {"c": null}}'):
         assert accepts(built, text)
     for text in (
         '{"a":  1}',
         "{ }",
         '{"a": 1 }',
+        '{"a":1}',
+        '{"a": [1,2]}',
         '{"a"\n: 1}',
         " {}",
         "{} ",
@@ -314,7 +316,7 @@ def test_recursive_schemas_generate_values_of_their_own() -> None:
         "additionalProperties": False,
     }
     constraint = json_schema_constraint(schema)
-    assert accepts(constraint, '{"kids": [{"kids": []},{"kids": []}]}')
+    assert accepts(constraint, '{"kids": [{"kids": []}, {"kids": []}]}')
     assert not accepts(constraint, '{"kids": [1]}')
     text = random_text(byte_factory().compile(constraint), seed=4)
     assert text is not None

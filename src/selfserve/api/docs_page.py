@@ -69,8 +69,10 @@ def _operation(title: str, operation: dict[str, Any]) -> str:
 
 def _shown(schema: Schema) -> Schema:
     """The schema itself; for an event of a stream, that of its data."""
-    data = schema.get("properties", {}).get("data", {})
-    return dict(data.get("contentSchema", schema))
+    for form in schema.get("properties", {}).get("data", {}).get("anyOf", ()):
+        if "contentSchema" in form:
+            return dict(form["contentSchema"])
+    return schema
 
 
 def _model(name: str, model: Schema) -> str:

@@ -14,6 +14,7 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
+from pydantic.config import JsonDict
 
 from selfserve.api.field_types import invalid, is_empty, unsupported
 from selfserve.api.sampling_fields import Text
@@ -122,18 +123,31 @@ EMPTY_SCHEMA: dict[str, Any] = {
 Refused = Annotated[Any, BeforeValidator(refuse_unless_empty), WithJsonSchema(EMPTY_SCHEMA)]
 
 
-_NEEDS_CONTENT = {
+_NO_PICTURES: JsonDict = {"items": {"properties": {"type": {"const": "text"}}}}
+_NOT_NULL: JsonDict = {"not": {"type": "null"}}
+_CONTENT_BY_ROLE: JsonDict = {
     "anyOf": [
-        {"properties": {"role": {"const": "assistant"}}},
-        {"required": ["content"], "properties": {"content": {"not": {"type": "null"}}}},
+        {
+            "properties": {"role": {"const": "user"}, "content": _NOT_NULL},
+            "required": ["content"],
+        },
+        {
+            "properties": {
+                "role": {"enum": ["system", "developer"]},
+                "content": {**_NOT_NULL, **_NO_PICTURES},
+            },
+            "required": ["content"],
+        },
+        {"properties": {"role": {"const": "assistant"}, "content": _NO_PICTURES}},
     ]
 }
 
 
 class ChatMessage(_MessageModel):
-    """One turn of the conversation. Only the assistant's may have no content."""
+    """One turn of the conversation. Only the assistant's may be without content, only the user's
+    may hold pictures."""
 
-    model_config = ConfigDict(json_schema_extra=_NEEDS_CONTENT)
+    model_config = ConfigDict(json_schema_extra=_CONTENT_BY_ROLE)
 
     role: Annotated[
         Literal["system", "developer", "user", "assistant"], BeforeValidator(_check_role)

@@ -13,6 +13,7 @@ from pydantic.json_schema import models_json_schema
 _Moded = tuple[type[BaseModel], Literal["validation", "serialization"]]
 
 REF = "#/components/schemas/{model}"
+DONE_MARK = "[DONE]"
 
 
 class ErrorObject(BaseModel):
@@ -78,11 +79,9 @@ def answer_of(model: str, event: str) -> dict[str, Any]:
 
 def _event_of(model: str) -> dict[str, Any]:
     """One event of a stream: before version 3.2, that is what the schema of a stream describes."""
-    data = {
-        "type": "string",
-        "contentMediaType": "application/json",
-        "contentSchema": {"$ref": REF.format(model=model)},
-    }
+    contents = [{"$ref": REF.format(model=name)} for name in (model, ErrorBody.__name__)]
+    encoded = {"contentMediaType": "application/json", "contentSchema": {"anyOf": contents}}
+    data = {"type": "string", "anyOf": [{"const": DONE_MARK}, encoded]}
     return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 

@@ -41,7 +41,7 @@ def check(
                 word = "passed" if result["passed"] else "FAILED"
                 detail = f": {result['detail']}" if result["detail"] else ""
                 output.result(f"{word}  {result['name']} ({elapsed_s:.1f} s){detail}")
-        speed = probes.speed(client)
+        speed = probes.speed(client, card["capabilities"]["context_size"])
     passed = all(result["passed"] for result in results)
     if as_json:
         output.result_json(

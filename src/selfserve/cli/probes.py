@@ -17,6 +17,8 @@ from selfserve.errors import shown
 QUESTION = "Name three things that are found in a kitchen, and say what each is for."
 SPEED_WORDS = 300
 SPEED_TOKENS = 64
+TOKENS_OF_A_WORD = 6
+"""At most, so that prompt and answer fit into a small context."""
 PICTURE_SIDE = 128
 COLOURS = {"red": (220, 20, 20), "blue": (20, 40, 220)}
 SCHEMA = {
@@ -62,13 +64,14 @@ def run_probe(probe: Probe, client: ServerClient) -> dict[str, Any]:
         return {"name": name, "passed": False, "detail": str(error)}
 
 
-def speed(client: ServerClient) -> dict[str, float]:
+def speed(client: ServerClient, context_size: int) -> dict[str, float]:
     """Tokens a second of a prompt and of one answer, as a client sees them."""
+    num_words = min(SPEED_WORDS, context_size // TOKENS_OF_A_WORD)
     begin_s = time.perf_counter()
     first_s = last_s = begin_s
     usage: Mapping[str, Any] = {}
     # The time makes the prompt a new one, of which nothing is in any cache.
-    text = f"{time.time_ns()} " + "one two three four five six " * (SPEED_WORDS // 6)
+    text = f"{time.time_ns()} " + "one two three four five six " * (num_words // 6)
     for piece in client.stream(_body(text, max_tokens=SPEED_TOKENS, ignore_eos=True)):
         if piece.text:
             first_s = first_s if first_s > begin_s else time.perf_counter()
@@ -110,7 +113,8 @@ def _answers(client: ServerClient) -> str:
 
 def _streams_the_same(client: ServerClient) -> str:
     whole = _content(client)
-    streamed = "".join(piece.text for piece in client.stream(_body(QUESTION)))
+    pieces = client.stream(_body(QUESTION))
+    streamed = "".join(piece.text for piece in pieces if not piece.is_reasoning)
     if streamed != whole:
         raise ProbeFailed(f"streamed {shown(streamed)}, unstreamed {shown(whole)}")
     return ""

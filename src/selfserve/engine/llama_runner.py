@@ -100,13 +100,15 @@ class LlamaRunner:
         self._batch = Batch(batch_size)
         self._ubatch_size = ubatch_size
         model = self._model
+        can_cut = not (model.is_recurrent or model.is_hybrid or model.sliding_window)
         self._capabilities = Capabilities(
             context_size=self._context.context_size,
             num_slots=settings.num_slots,
             batch_size=batch_size,
             max_outputs=max_outputs,
-            can_cut=not (model.is_recurrent or model.is_hybrid or model.sliding_window),
-            can_shift=self._context.can_shift and not model.sliding_window,
+            can_cut=can_cut,
+            # A recurrent state keeps what was dropped from the middle, whatever libllama says.
+            can_shift=can_cut and self._context.can_shift,
         )
 
     def _load_projector(self, settings: EngineSettings) -> Projector | None:

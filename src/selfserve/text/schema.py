@@ -23,9 +23,12 @@ from selfserve.text.schema_size import Schema, locations, shortened
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
+# White space is fixed, not only bounded: one blank after a comma and a colon, as json.dumps writes
+# it. A choice of white space would cost the model a step at each, and would end the runs of text
+# that the grammar leaves no choice about.
 _OPTIONS: JsonCompileOptions = {
-    "item_separator": ", ?",
-    "key_separator": ": ?",
+    "item_separator": ", ",
+    "key_separator": ": ",
     "whitespace_flexible": False,
     "coerce_one_of": False,
     "lenient": False,

@@ -58,7 +58,7 @@ def _slot(slot: SlotState, service: Service) -> dict[str, Any]:
         "n_ctx": service.ready.context_size,
         "is_processing": slot.request_id is not None,
     }
-    if True:
+    if service.settings.expose_slots:
         state |= {
             "request_id": slot.request_id,
             "n_tokens": slot.num_tokens,
