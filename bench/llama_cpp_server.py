@@ -17,6 +17,11 @@ import xllamacpp
 NUM_HTTP_THREADS = 64
 """Each connection holds one; fewer than connections would make requests wait for no reason."""
 QUIET = 0
+KV_TYPES = {"f32": xllamacpp.ggml_type.GGML_TYPE_F32, "f16": xllamacpp.ggml_type.GGML_TYPE_F16}
+FLASH_ATTENTION = {
+    "auto": xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_AUTO,
+    "off": xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+}
 
 
 def main() -> None:
@@ -26,6 +31,8 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--cache-ram", type=int, required=True, help="MiB")
+    parser.add_argument("--kv-type", choices=KV_TYPES, default="f16")
+    parser.add_argument("--flash-attention", choices=FLASH_ATTENTION, default="auto")
     arguments = parser.parse_args()
 
     params = xllamacpp.CommonParams()
@@ -35,6 +42,8 @@ def main() -> None:
     params.cpuparams.n_threads = arguments.threads
     params.cpuparams_batch.n_threads = arguments.threads
     params.cache_ram_mib = arguments.cache_ram
+    params.cache_type_k = params.cache_type_v = KV_TYPES[arguments.kv_type]
+    params.flash_attn_type = FLASH_ATTENTION[arguments.flash_attention]
     params.n_gpu_layers = 0
     params.n_threads_http = NUM_HTTP_THREADS
     params.port = 0

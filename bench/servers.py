@@ -36,6 +36,10 @@ class Setting:
     """Tokens of one slot."""
     num_threads: int
     cache_ram_mib: int
+    kv_type: str = "f16"
+    """f32 or f16; OpenVINO GenAI has its own."""
+    flash_attention: str = "auto"
+    """auto or off; the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +99,17 @@ def _options(setting: Setting) -> list[str]:
     ]
 
 
+def _llama_options(setting: Setting) -> list[str]:
+    attention = ("--kv-type", setting.kv_type, "--flash-attention", setting.flash_attention)
+    return [*_options(setting), *attention]
+
+
 def _self_command(setting: Setting) -> list[str]:
-    return [sys.executable, "-m", "selfserve", "serve", "--port", "0", *_options(setting)]
+    return [sys.executable, "-m", "selfserve", "serve", "--port", "0", *_llama_options(setting)]
 
 
 def _llama_cpp_command(setting: Setting) -> list[str]:
-    return [sys.executable, "-m", "bench.llama_cpp_server", *_options(setting)]
+    return [sys.executable, "-m", "bench.llama_cpp_server", *_llama_options(setting)]
 
 
 def _openvino_command(setting: Setting) -> list[str]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
 from pathlib import Path
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
-def isolated_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def isolated_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test has a home folder of its own and no `SELF_*` or proxy variables."""
-    import os
-
     for name in list(os.environ):
         if name.startswith("SELF_") or name.lower() in ("http_proxy", "https_proxy", "all_proxy"):
             monkeypatch.delenv(name)
@@ -22,4 +20,3 @@ def isolated_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     monkeypatch.setenv("XDG_DATA_HOME", str(home / "data"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
-    yield

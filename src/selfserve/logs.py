@@ -17,11 +17,12 @@ def get_logger(part: str) -> logging.Logger:
 
 
 def configure(verbose: bool = False) -> None:
-    """Sets the process's logging up once: plain lines on stderr, libllama's chatter only when verbose."""
+    """Sets the process's logging up once; libllama's chatter only when verbose."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger(LOGGER_NAME).setLevel(logging.DEBUG if verbose else logging.INFO)
-    logging.getLogger(f"{LOGGER_NAME}.libllama").setLevel(logging.INFO if verbose else logging.ERROR)
+    libllama = logging.getLogger(f"{LOGGER_NAME}.libllama")
+    libllama.setLevel(logging.INFO if verbose else logging.ERROR)

@@ -119,7 +119,7 @@ def test_who_stops_reading_frees_the_slot(engine: ThreadEngine, how: str) -> Non
             if how == "close":
                 await events.aclose()  # type: ignore[attr-defined]
             else:
-                reader = asyncio.create_task(anext(events))  # type: ignore[arg-type]
+                reader = asyncio.ensure_future(anext(events))
                 while not reader.done():
                     await asyncio.sleep(0)
                     reader.cancel()
@@ -311,11 +311,21 @@ def test_an_engine_that_says_nothing_for_long_is_stalled(
     async def scene() -> None:
         async with started() as client:
             monkeypatch.setattr(client_module, "STALLED_AFTER_S", -1.0)
-            assert client.state is EngineState.STALLED
+            assert client.state == EngineState.STALLED
             with pytest.raises(RuntimeCrashed, match="does not answer"), client.reserve():
                 pass
             monkeypatch.setattr(client_module, "STALLED_AFTER_S", 60.0)
-            assert client.state is EngineState.READY
+            assert client.state.value == "ready"
+
+    play(scene)
+
+
+def test_closing_while_a_new_engine_starts_leaves_none_behind(engine: ThreadEngine) -> None:
+    async def scene() -> None:
+        engine.prepare = crashing_on("poison")
+        async with started() as client:
+            await collect(client, POISON)
+        await until(lambda: engine.num_alive == 0)
 
     play(scene)
 

@@ -217,6 +217,18 @@ def test_what_a_step_already_finished_is_told_although_another_of_it_fails(
     stage.rig.check_idle()
 
 
+def test_a_request_that_cannot_be_begun_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage([Submit(request=A)], *idle(3))
+
+    def broken(params: Any, prompt: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(stage.rig.runner, "sampler", broken)
+    stage.loop.turn()
+    assert stage.rig.failed("a").error == "InternalError"
+    stage.rig.check_idle()
+
+
 def test_shutdown_ends_everybody_wherever_they_are() -> None:
     gate = threading.Event()
 

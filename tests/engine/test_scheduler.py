@@ -18,12 +18,12 @@ CUTTABLE = pytest.mark.parametrize("can_cut", [True, False], ids=["plain", "hybr
 
 def random_requests(rng: random.Random, count: int) -> list[Request]:
     """Prompts of which many begin alike, some with a slot of their own choice."""
-    stems = [random_text(rng.random(), rng.randrange(1, 150)) for _ in range(3)]
+    stems = [random_text(rng.randrange(1 << 30), rng.randrange(1, 150)) for _ in range(3)]
     return [
         make_request(
             f"r{i}",
             rng.choice(stems)[: rng.randrange(1, 150)]
-            + random_text(rng.random(), rng.randrange(1, 60)),
+            + random_text(rng.randrange(1 << 30), rng.randrange(1, 60)),
             max_tokens=rng.choice([0, 1, 5, 20, 40]),
             slot=rng.choice([-1, -1, -1, 0, 1]),
             cache_prompt=rng.random() < 0.8,

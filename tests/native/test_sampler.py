@@ -103,6 +103,14 @@ def test_truncation_leaves_fewer_candidates(
     assert 0 < survivors(**fields) < survivors()
 
 
+def test_candidates_cut_from_the_front_are_gone(make: SamplerMaker, logits: Any) -> None:
+    fields = {**PLAIN, "xtc_probability": 1.0, "xtc_threshold": 0.01}
+    token, ids, probs = make(**fields).sample_with_probs(logits)
+    assert int(logits.argmax()) not in ids[probs > 0]
+    assert token in ids
+    assert probs.sum() == pytest.approx(1.0, abs=1e-4)
+
+
 def test_min_keep_keeps_candidates(make: SamplerMaker, logits: Any) -> None:
     _, ids, _ = make(**{**PLAIN, "top_p": 0.01, "min_keep": 4}).sample_with_probs(logits)
     assert len(ids) >= 4

@@ -47,7 +47,8 @@ class Desk:
         self, seq_id: int, position: int, tokens: Sequence[int]
     ) -> npt.NDArray[np.float32]:
         assert self.decode((seq_id, position, tokens, 1)) is Outcome.OK
-        return self.context.logits(1)[0].copy()
+        row: npt.NDArray[np.float32] = self.context.logits(1)[0].copy()
+        return row
 
     def greedy(self, seq_id: int, tokens: Sequence[int], count: int, start: int = 0) -> list[int]:
         """`count` greedy tokens after `tokens`, of which the first `start` are in memory."""

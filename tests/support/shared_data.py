@@ -1,4 +1,4 @@
-"""Large real files (vocabularies, chat templates) that lie beside a checkout, where there are any."""
+"""Large real files (vocabularies, chat templates) that may lie beside a checkout."""
 
 from __future__ import annotations
 

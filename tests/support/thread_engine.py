@@ -38,6 +38,7 @@ class ThreadEngine:
         self._runner_fields = runner_fields
         self.rig = Rig()
         self.num_starts = 0
+        self.num_alive = 0
         self.load_error: SelfError | Crash | None = None
         """What happens instead of becoming ready."""
         self.gate = threading.Event()
@@ -89,21 +90,25 @@ class ThreadProcess:
     """The part of `multiprocessing.Process` that the client uses."""
 
     def __init__(self, engine: ThreadEngine, folder: str) -> None:
-        self._thread = threading.Thread(target=self._run, args=(engine, folder), name="engine")
+        self._thread = threading.Thread(target=self._run, args=(engine, folder), daemon=True)
         self.sentinel, self._end = os.pipe()
         self.exitcode: int | None = None
+        self.pid: int | None = None
 
     def _run(self, engine: ThreadEngine, folder: str) -> None:
+        engine.num_alive += 1
         try:
             engine.work(folder)
             self.exitcode = 0
         except Crash:
             self.exitcode = -6
         finally:
+            engine.num_alive -= 1
             os.close(self._end)  # readable from now on, as a process's sentinel is
 
     def start(self) -> None:
         self._thread.start()
+        self.pid = os.getpid()
 
     def is_alive(self) -> bool:
         return self._thread.is_alive()

@@ -7,6 +7,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 from selfserve import logs
 from selfserve.cli import server
@@ -14,12 +15,15 @@ from selfserve.cli.listener import listen, url
 from selfserve.cli.preparation import Prepared
 from selfserve.config import ServerSettings
 
-LOCAL = ServerSettings(port=0, drain_s=0, request_timeout_s=0)
+
+def local_settings(chosen: ServerSettings) -> ServerSettings:
+    """`chosen` for a server whose only client is this process."""
+    return replace(chosen, host="127.0.0.1", port=0, api_keys=(), drain_s=0, request_timeout_s=0)
 
 
 @contextlib.contextmanager
-def local_server(prepared: Prepared, settings: ServerSettings = LOCAL) -> Iterator[str]:
-    """Loads the model and serves it to this machine, on a free port; yields the address.
+def local_server(prepared: Prepared, settings: ServerSettings) -> Iterator[str]:
+    """Loads the model and serves it as `settings` say; yields the address.
 
     HTTP runs in a thread, the engine in its process: Ctrl-C stays with the caller, and the engine
     ends when this process does, however that happens. Raises StartError if it cannot be loaded.

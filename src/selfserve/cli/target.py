@@ -24,10 +24,12 @@ def connected(
         with ServerClient(target, key) as client:
             yield client
         return
-    from selfserve.cli.local_server import local_server
-    from selfserve.cli.preparation import prepare
+    from selfserve.cli.local_server import local_server, local_settings
+    from selfserve.cli.preparation import prepare, server_settings
 
     flags = {"parallel": slots, **given.flags}
     choices = choose(Given(flags=flags, assignments=given.assignments, file=given.file), target)
-    with local_server(prepare(target, choices, force=force)) as url, ServerClient(url) as client:
+    prepared = prepare(target, choices, force=force)
+    settings = local_settings(server_settings(choices))
+    with local_server(prepared, settings) as url, ServerClient(url) as client:
         yield client

@@ -22,8 +22,7 @@ LAST_TURNS = 2
 """Ends of turns that count, besides the first one: those of the last answer and question. The
 earlier ones had their checkpoints when they were the last."""
 HEADER = 16
-"""Tokens before a prompt's end that certainly hold the header of the answer, unless the end of a
-turn stands close to the prompt's end and says it better."""
+"""Tokens before a prompt's end that certainly hold the header of an answer."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -37,13 +36,16 @@ class Checkpoint:
 
 
 def places(prompt: npt.NDArray[np.int64], end_ids: Collection[int]) -> list[int]:
-    """Prompt lengths at which checkpoints are worth their room, rising. The last one leaves one
-    token to compute, for its logits."""
+    """Prompt lengths at which checkpoints are worth their room, rising.
+
+    At least one token is left to compute, for its logits. Where a turn ends that near to the
+    prompt's end, a checkpoint at the very end would save next to nothing.
+    """
     size = len(prompt)
     ends = (np.flatnonzero(np.isin(prompt[:-1], list(end_ids))) + 1).tolist()
-    found = {size - 1, *ends[:1], *ends[-LAST_TURNS:]}
+    found = {*ends[:1], *ends[-LAST_TURNS:]}
     if not ends or size - ends[-1] > 2 * HEADER:
-        found.add(size - HEADER)
+        found |= {size - HEADER, size - 1}
     return sorted(place for place in found if place > 0)
 
 
