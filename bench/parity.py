@@ -261,7 +261,7 @@ def as_markdown(results: Sequence[Result]) -> str:
         f"| | {' | '.join(result.model.upper() for result in results)} |",
         f"|---|{'--:|' * len(results)}",
     ]
-    rows = [
+    rows: list[tuple[str, Sequence[object]]] = [
         ("prompts tokenized equally", [r.prompts for r in results]),
         (f"greedy answers of {ANSWER} tokens, equal", [r.answers for r in results]),
         (

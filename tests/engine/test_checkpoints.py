@@ -66,7 +66,7 @@ def test_a_slot_has_no_more_than_its_share() -> None:
 
 
 def test_whoever_has_most_makes_room_for_one_who_has_none() -> None:
-    own, few, many = [], checkpoints_at(10, 20), checkpoints_at(10, 20, 30)
+    own, few, many = checkpoints_at(), checkpoints_at(10, 20), checkpoints_at(10, 20, 30)
     assert make_room(own, [own, few, many], 20, 50)
     assert (len(own), len(few), len(many)) == (0, 1, 2)
     assert num_bytes([own, few, many]) + 20 <= 50

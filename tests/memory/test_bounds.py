@@ -74,7 +74,8 @@ def test_checkpoints_that_come_back_with_a_saved_state_count_too(make_engine: Ma
     engine.answer(make_request("other", prompt[::-1], max_tokens=3))
     hits = engine.slots.pool.num_hits
     engine.slots._checkpoint_limit = room  # as if other slots held the rest
-    engine.add(make_request("again", first.say(random_words(rng, 60)), max_tokens=3))
+    # The next place for a checkpoint, where room would be made anyway, is more than a step away.
+    engine.add(make_request("again", [*prompt, *prompt[:9] * 6], max_tokens=3))
     engine.step()
     assert engine.slots.pool.num_hits > hits
     assert held_bytes(engine)[1] <= room

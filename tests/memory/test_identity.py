@@ -51,7 +51,7 @@ def test_each_client_gets_the_answer_to_its_own_prompt(
     make_engine: Callable[..., TinyEngine], cold: ColdAnswers
 ) -> None:
     seed = time.time_ns() % 1_000_000
-    print(f"seed {seed}")
+    print(f"seed {seed}")  # noqa: T201 (shown when the test fails)
     rng = random.Random(seed)
     engine = make_engine(num_slots=NUM_SLOTS, batch_size=128, cache_ram_bytes=CACHE_BYTES)
     prompts = random_prompts(engine, rng)

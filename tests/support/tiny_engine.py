@@ -152,9 +152,9 @@ class TinyEngine:
 class ColdAnswers:
     """What a model answers alone, from nothing; each prompt is computed once. Close it."""
 
-    def __init__(self, path: Path, **sizes: int) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._engine = TinyEngine(path, num_slots=1, **sizes)
+        self._engine = TinyEngine(path, num_slots=1)
         self._known: dict[tuple[tuple[int, ...], int | None], ColdAnswer] = {}
 
     def of(self, request: Request) -> ColdAnswer:

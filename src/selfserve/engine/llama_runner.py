@@ -167,27 +167,24 @@ class LlamaRunner:
         and gives up cells of a sliding window that the first still has to see: it does so when
         the cells are not in the order of their positions, as after restoring a state.
         """
-        outcome = Outcome.OK
+        batch = self._batch
         for chunk in plan.chunks:
             end = len(chunk.tokens) - chunk.num_outputs
             for begin in range(0, end, self._ubatch_size):
                 tokens = chunk.tokens[begin : min(begin + self._ubatch_size, end)]
-                self._batch.clear()
-                self._batch.add(chunk.slot, chunk.position + begin, tokens, 0)
-                outcome = OUTCOMES[self._context.decode(self._batch)]
-                if outcome is not Outcome.OK:
+                batch.clear()
+                batch.add(chunk.slot, chunk.position + begin, tokens, 0)
+                if OUTCOMES[self._context.decode(batch)] is not Outcome.OK:
                     return Outcome.PARTIAL
-        self._batch.clear()
+        batch.clear()
         for chunk in plan.chunks:
+            chunk.first_row = chunk.first_output  # the last call has no other rows
             if chunk.num_outputs:
                 end = len(chunk.tokens) - chunk.num_outputs
-                self._batch.add(
-                    chunk.slot, chunk.position + end, chunk.tokens[end:], chunk.num_outputs
-                )
-            chunk.first_row = chunk.first_output  # of the last call, which holds nothing else
-        if len(self._batch):
-            outcome = OUTCOMES[self._context.decode(self._batch)]
-        return outcome if outcome is Outcome.OK else Outcome.PARTIAL
+                batch.add(chunk.slot, chunk.position + end, chunk.tokens[end:], chunk.num_outputs)
+        if not len(batch) or OUTCOMES[self._context.decode(batch)] is Outcome.OK:
+            return Outcome.OK
+        return Outcome.PARTIAL
 
     def _run_picture(self, chunk: Chunk, rows: PictureRows) -> Outcome:
         batch = EmbeddingBatch(chunk.slot, rows.embeddings, rows.positions, chunk.num_outputs)

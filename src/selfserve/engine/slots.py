@@ -11,8 +11,8 @@ Rules of this file
 Theory of operation
     Some memories can be cut at any place (plain KV), others only be brought back to a state that
     was saved before (recurrent, hybrid, sliding window). For the second kind a slot carries
-    checkpoints: blobs of the part that cannot be cut, each good for one length. `_usable` is the
-    only place that knows the difference.
+    checkpoints (see that module), each good for one length. `_usable` is the only place that
+    knows the difference.
 """
 
 from __future__ import annotations
