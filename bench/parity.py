@@ -2,12 +2,13 @@
 
     python -m bench.parity [--models q4_1,f32] [--out bench/results/parity.md]
 
-Both get the same model file and the same requests, one after the other, on an empty cache. Compared
+Both get the same model file and the same requests, one at a time, on an empty cache. Compared
 are the tokens of the prompts, greedy answers, the log-probabilities of the raw distribution, and
 answers after chains of samplers. With F32 weights, F32 context memory and plain attention the two
 builds compute nearly the same logits, so every difference is one of the servers. With quantized
 weights the kernels of two builds round differently, and where two candidates are nearly equal one
-answer may leave the other: each such place is listed with the gap between the two.
+answer may leave the other: each such place is listed with the gap between the two, and how far
+either build is from the F32 weights.
 """
 
 from __future__ import annotations
@@ -18,25 +19,30 @@ import datetime
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 
 from bench.models import EXACT, NAMES, model_path
 from bench.parity_cases import CHAIN_PROMPTS, CHAINS, PROMPTS
 from bench.servers import LLAMA_CPP, SELF, Setting, started
-from selfserve.resources import available_cpus
 
 CONTEXT = 1024
 ANSWER, CHAIN_ANSWER, PROBS_ANSWER = 48, 32, 16
 """Tokens of an answer."""
 TOP = 10
+GAP_TOP = 1000
+"""Candidates that are looked through where two answers part."""
 TOLERANCE = 1e-3
 """Of a log-probability."""
 REQUEST_LIMIT_S = 300
+NUM_THREADS = 1
+"""Of each server: they work at the same time, and how fast is of no concern."""
 VERSIONS = ("selfserve", "llama-cpp-python", "xllamacpp")
 
 
@@ -50,8 +56,8 @@ class Difference:
     ours: str
     theirs: str
     gaps: tuple[float | None, float | None]
-    """How much more probable (difference of logarithms, after all samplers but the temperature)
-    our token is than theirs, to us and to them; None: one of the two is no candidate."""
+    """How much more probable (difference of logarithms, after the chain, not greedy) our token is
+    than theirs, to us and to them; None: one of the two is no candidate or is not told."""
 
 
 @dataclass(slots=True)
@@ -69,6 +75,10 @@ class Count:
         return f"{self.equal} of {self.total}"
 
 
+Logprobs = dict[int, float]
+"""Token id → log-probability."""
+
+
 @dataclass(slots=True)
 class Result:
     """What was found with one model file."""
@@ -82,6 +92,10 @@ class Result:
     """Within TOLERANCE."""
     largest: float = 0.0
     """Difference of two log-probabilities."""
+    ours: list[Logprobs] = field(default_factory=list)
+    """Of the first token after each prompt."""
+    theirs: list[Logprobs] = field(default_factory=list)
+    """The same; empty where llama.cpp's server tells none."""
     differences: list[Difference] = field(default_factory=list)
 
     @property
@@ -99,7 +113,9 @@ class Pair:
 
     def ask(self, path: str, body: Mapping[str, Any]) -> tuple[Any, Any]:
         """The answers of both. Raises httpx.HTTPStatusError where one is refused."""
-        return _ask(self.ours, path, body), _ask(self.theirs, path, body)
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            ours, theirs = pool.map(lambda c: _ask(c, path, body), (self.ours, self.theirs))
+        return ours, theirs
 
     def complete(
         self, prompt: str | Sequence[int], num_tokens: int, fields: Mapping[str, Any]
@@ -130,14 +146,20 @@ class Comparison:
         self._pair = pair
 
     def run(self) -> None:
+        """Compares everything; blocks for minutes."""
         for prompt in PROMPTS:
             self._tokenize(prompt)
             self.result.answers.add(self._answer("greedy", prompt, ANSWER, {}))
             self._probabilities(prompt)
+        self._say(f"greedy answers: {self.result.answers}")
         for name, fields in CHAINS.items():
             count = self.result.chains.setdefault(name, Count())
             for prompt in CHAIN_PROMPTS:
                 count.add(self._answer(name, prompt, CHAIN_ANSWER, fields))
+            self._say(f"{name}: {count}")
+
+    def _say(self, text: str) -> None:
+        print(f"{self.result.model}: {text}", file=sys.stderr)
 
     def _tokenize(self, prompt: str) -> None:
         ours, theirs = self._pair.ask("/tokenize", {"content": prompt, "add_special": True})
@@ -163,7 +185,7 @@ class Comparison:
         fields: Mapping[str, Any],
     ) -> Difference:
         ids = self._pair.ask("/tokenize", {"content": prompt, "add_special": True})[0]["tokens"]
-        asked = {"temperature": 1, **fields, "n_probs": TOP, "post_sampling_probs": True}
+        asked = {"temperature": 1, **fields, "n_probs": GAP_TOP, "post_sampling_probs": True}
         answers = self._pair.complete([*ids, *ours[:place]], 1, asked)
         one, other = ours[place], theirs[place]
         gap, their_gap = (_gap(answer, one, other) for answer in answers)
@@ -176,24 +198,23 @@ class Comparison:
 
     def _probabilities(self, prompt: str) -> None:
         ours, theirs = self._pair.complete(prompt, PROBS_ANSWER, {"n_probs": TOP})
-        entries = zip(
-            ours["completion_probabilities"], theirs["completion_probabilities"], strict=False
-        )
-        for one, other in entries:
-            self._entry(one, other)
-            if one["id"] != other["id"]:
-                return  # what follows continues another text
+        told, their_told = (a.get("completion_probabilities", []) for a in (ours, theirs))
+        self.result.ours.append(_logprobs(told[0]))
+        has_first = bool(their_told) and their_told[0]["id"] == theirs["tokens"][0]
+        self.result.theirs.append(_logprobs(their_told[0]) if has_first else {})
+        place = _first_difference(ours["tokens"], theirs["tokens"])
+        for one, other in _aligned(told[:place], their_told):
+            self._entry(_logprobs(one), _logprobs(other))
 
-    def _entry(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-        ours, theirs = _logprobs(one), _logprobs(other)
+    def _entry(self, ours: Logprobs, theirs: Logprobs) -> None:
         for token in ours.keys() & theirs.keys():
             difference = abs(ours[token] - theirs[token])
             self.result.largest = max(self.result.largest, difference)
             self.result.logprobs.add(difference <= TOLERANCE)
-        for token in ours.keys() ^ theirs.keys():
-            told = ours if token in ours else theirs
-            lowest = min((theirs if told is ours else ours).values())
-            self.result.logprobs.add(told[token] <= lowest + TOLERANCE)  # a tie for the last place
+        for one, other in ((ours, theirs), (theirs, ours)):
+            lowest = min(other.values())
+            for token in one.keys() - other.keys():  # equal only if a tie for the last place
+                self.result.logprobs.add(abs(one[token] - lowest) <= TOLERANCE)
 
 
 END = -1
@@ -206,17 +227,27 @@ def _ended(answer: Mapping[str, Any]) -> list[int]:
 
 
 def _first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """Of two sequences that differ, and of which none is the beginning of the other."""
-    return next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    return next((i for i, (one, other) in pairs if one != other), min(len(ours), len(theirs)))
 
 
-def _logprobs(entry: Mapping[str, Any]) -> dict[int, float]:
+def _logprobs(entry: Mapping[str, Any]) -> Logprobs:
     return {each["id"]: each["logprob"] for each in (*entry["top_logprobs"], entry)}
 
 
+def _aligned(ours: Sequence[Any], theirs: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Entries of the same token: llama.cpp's server leaves out those inside a character."""
+    rest = iter(ours)
+    for other in theirs:
+        for one in rest:
+            if one["id"] == other["id"]:
+                yield one, other
+                break
+
+
 def _gap(answer: Mapping[str, Any], one: int, other: int) -> float | None:
-    top = answer["completion_probabilities"][0]["top_probs"]
-    probs = {each["id"]: each["prob"] for each in top}
+    entries = answer.get("completion_probabilities")  # llama.cpp's has none inside a character
+    probs = {each["id"]: each["prob"] for each in entries[0]["top_probs"]} if entries else {}
     if not (probs.get(one) and probs.get(other)):
         return None
     return math.log(probs[one] / probs[other])
@@ -230,7 +261,7 @@ def both_servers(model: str) -> Iterator[Pair]:
         model=model_path(model),
         num_slots=1,
         context_size=CONTEXT,
-        num_threads=available_cpus(),
+        num_threads=NUM_THREADS,
         cache_ram_mib=0,
         kv_type="f32" if is_exact else "f16",
         flash_attention="off" if is_exact else "auto",
@@ -269,6 +300,7 @@ def as_markdown(results: Sequence[Result]) -> str:
             [r.logprobs for r in results],
         ),
         ("largest difference of two", [f"{r.largest:.2g}" for r in results]),
+        *_error_rows(results),
         *(
             (f"{CHAIN_ANSWER} tokens after {name}", [r.chains[name] for r in results])
             for name in CHAINS
@@ -279,6 +311,26 @@ def as_markdown(results: Sequence[Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _error_rows(results: Sequence[Result]) -> list[tuple[str, Sequence[object]]]:
+    exact = next((result.ours for result in results if result.model == EXACT), None)
+    if exact is None:
+        return []
+    name = f"error against {EXACT.upper()} (root mean square, first tokens), "
+    return [
+        (name + "this server", [_error(result.ours, exact) for result in results]),
+        (name + "llama.cpp's", [_error(result.theirs, exact) for result in results]),
+    ]
+
+
+def _error(found: Sequence[Logprobs], exact: Sequence[Logprobs]) -> str:
+    differences = [
+        one[token] - other[token]
+        for one, other in zip(found, exact, strict=True)
+        for token in one.keys() & other.keys()
+    ]
+    return f"{np.sqrt(np.mean(np.square(differences))):.2g}"
+
+
 def _difference_lines(results: Sequence[Result]) -> list[str]:
     found = [(result.model, each) for result in results for each in result.differences]
     if not found:
@@ -286,8 +338,8 @@ def _difference_lines(results: Sequence[Result]) -> list[str]:
     return [
         "",
         "Where answers part. The gap is the difference of the logarithms of both candidates' "
-        "probabilities there, after the chain at temperature 1, as this server and as llama.cpp's "
-        "sees it.",
+        "probabilities there, after the chain (at temperature 1 where it was greedy), as this "
+        "server and as llama.cpp's sees it. A seeded draw may part anywhere.",
         "",
         "| weights | case | token | this server | llama.cpp's | gap |",
         "|---|---|--:|---|---|---|",
@@ -300,7 +352,7 @@ def _difference_lines(results: Sequence[Result]) -> list[str]:
 
 
 def _gap_text(gap: float | None) -> str:
-    return "no candidate" if gap is None else f"{gap:+.3f}"
+    return "unknown" if gap is None else f"{gap:+.3f}"
 
 
 def _code(text: str) -> str:

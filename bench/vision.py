@@ -18,13 +18,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 
 import httpx
 import numpy as np
 from PIL import Image
-
-from selfserve.catalogue.entries import resolve
-from selfserve.cli.child_server import child_server
 from tools.tiny_vision.evaluate import (
     QUESTIONS,
     Question,
@@ -34,6 +32,9 @@ from tools.tiny_vision.evaluate import (
     parts_of,
     text_part,
 )
+
+from selfserve.catalogue.entries import resolve
+from selfserve.cli.child_server import child_server
 
 MODEL = "smollm2-vision:135m"
 CONTEXT = 4096
@@ -170,7 +171,7 @@ def silences(url: str, beside: Callable[[], object]) -> list[float]:
                 ended = time.perf_counter()
     other.join()
     inside = [t for t in times if began <= t <= (ended or times[-1])]
-    return [(b - a) * 1e3 for a, b in zip(inside, inside[1:], strict=False)]
+    return [(b - a) * 1e3 for a, b in pairwise(inside)]
 
 
 def tell(name: str, value: object) -> None:
@@ -205,11 +206,11 @@ def main() -> None:
                 tell(f"{question.group}: {question.text}", f"{right}/{arguments.count}")
     with peer_server() as url:
         others = answers(url)
-    same = sum(a == b for a, b in zip(own, others, strict=True))
-    tell("conversations answered as llama.cpp's server does", f"{same}/{COMPARED}")
-    for one, other in zip(own, others, strict=True):
-        if one != other:
-            tell("  self, llama.cpp", (one, other))
+    for turn, name in enumerate(("first answers", "follow-ups")):
+        pairs = [(a[turn], b[turn]) for a, b in zip(own, others, strict=True)]
+        same = sum(one == other for one, other in pairs)
+        tell(f"{name} as llama.cpp's server gives them", f"{same}/{COMPARED}")
+        tell("  others (self, llama.cpp)", [pair for pair in pairs if pair[0] != pair[1]])
 
 
 if __name__ == "__main__":

@@ -28,6 +28,26 @@ def make_app(engine: FakeEngine) -> AppMaker:
     return make
 
 
+class EngineSwitch:
+    """An engine that is another one for each test, so that they can share an application:
+    making one takes longer than most tests do."""
+
+    current: FakeEngine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.current, name)
+
+
+@pytest.fixture(scope="session")
+def shared_app() -> tuple[EngineSwitch, ASGIApp]:
+    switch = EngineSwitch()
+    switch.current = FakeEngine()
+    return switch, create_app(switch, ServerSettings(), MODEL)
+
+
 @pytest.fixture
-def app(make_app: AppMaker) -> ASGIApp:
-    return make_app()
+def app(engine: FakeEngine, shared_app: tuple[EngineSwitch, ASGIApp]) -> ASGIApp:
+    """The application with default settings in front of this test's engine."""
+    switch, app = shared_app
+    switch.current = engine
+    return app

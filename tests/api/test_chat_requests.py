@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from starlette.types import ASGIApp
+from tests.api.conftest import AppMaker
 from tests.support.asgi_call import call, chat_body
 from tests.support.byte_vocabulary import THINK
 from tests.support.fake_engine import BOS, THINKING_TEMPLATE, ByteVocabulary, FakeEngine
@@ -17,6 +18,12 @@ from selfserve.request import Ready, Request, SamplingParams
 
 Ask = Callable[..., Request]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest.fixture
+def app(make_app: AppMaker) -> ASGIApp:
+    """Of its own: these tests need another vocabulary, or count what happened."""
+    return make_app()
 
 
 @pytest.fixture

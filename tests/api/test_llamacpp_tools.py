@@ -21,6 +21,12 @@ from selfserve.request import Heartbeat, SlotState
 AppMaker = Callable[..., ASGIApp]
 
 
+@pytest.fixture
+def app(make_app: AppMaker) -> ASGIApp:
+    """Of its own: these tests need another vocabulary, or count what happened."""
+    return make_app()
+
+
 def post(app: ASGIApp, path: str, **body: Any) -> Call:
     return call(app, body, path=path)
 

@@ -7,12 +7,19 @@ from collections.abc import Callable
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import ASGIApp
+from tests.api.conftest import AppMaker
 from tests.support.asgi_call import Call, call, chat_body
 from tests.support.fake_engine import THINKING_TEMPLATE, ByteVocabulary, FakeEngine
 
 from selfserve.config import ModelInfo
 from selfserve.engine.interface import EngineState
 from selfserve.request import Heartbeat, Ready
+
+
+@pytest.fixture
+def app(make_app: AppMaker) -> ASGIApp:
+    """Of its own: these tests need another vocabulary, or count what happened."""
+    return make_app()
 
 
 def get(app: ASGIApp, path: str) -> Call:

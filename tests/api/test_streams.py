@@ -17,6 +17,12 @@ AppMaker = Callable[..., ASGIApp]
 STREAM = chat_body(stream=True)
 
 
+@pytest.fixture
+def app(make_app: AppMaker) -> ASGIApp:
+    """Of its own: these tests need another vocabulary, or count what happened."""
+    return make_app()
+
+
 def run(scene: Coroutine[Any, Any, None]) -> None:
     """Plays a scene and checks that no task of it is left."""
 

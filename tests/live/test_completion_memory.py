@@ -39,6 +39,15 @@ def test_without_a_limit_generation_goes_to_the_end_of_the_context(small: httpx.
         assert answer["choices"][0]["finish_reason"] == "length"
 
 
+def test_a_stream_that_fills_the_context_ends_with_length(small: httpx.Client) -> None:
+    body = {"prompt": PROMPT, "temperature": 0, "ignore_eos": True, "stream": True}
+    lines = small.post("/v1/completions", json=body).text.split("\n\n")
+    *events, last = [json.loads(line.removeprefix("data: ")) for line in lines if "{" in line]
+    assert "".join(event["choices"][0]["text"] for event in events)
+    assert {event["choices"][0]["finish_reason"] for event in events} == {None}
+    assert (last["choices"][0]["finish_reason"], last["truncated"]) == ("length", True)
+
+
 def test_an_answer_that_fits_is_not_truncated(small: httpx.Client) -> None:
     answer = complete(small, n_predict=5)
     assert (answer["truncated"], answer["tokens_predicted"]) == (False, 5)

@@ -196,6 +196,15 @@ def test_no_thinking_adds_nothing_where_the_template_knows_how() -> None:
     assert text(THINKING, user(), thinking=False).count("<think>") == 1
 
 
+@pytest.mark.parametrize("source", [CHATML, THINKING, ALWAYS_OPEN])
+@pytest.mark.parametrize("thinking", [None, True, False])
+def test_without_an_answer_the_prompt_ends_with_the_last_turn(
+    source: str, thinking: bool | None
+) -> None:
+    prompt = text(source, user(), thinking=thinking, opens_answer=False)
+    assert prompt == "<|im_start|>user\nhi<|im_end|>\n"
+
+
 def test_a_model_that_cannot_think_gets_no_markers() -> None:
     assert text(CHATML, user(), thinking=False) == text(CHATML, user())
 

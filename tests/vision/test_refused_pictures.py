@@ -8,7 +8,15 @@ from typing import Any
 import httpx
 import pytest
 from tests.support.live_server import live_server
-from tests.support.picture_chat import PictureChat, picture_part, projector_path, solid, user
+from tests.support.picture_chat import (
+    PictureChat,
+    base64_of,
+    picture_part,
+    png,
+    projector_path,
+    solid,
+    user,
+)
 from tests.support.picture_server import make_certificate, running_server
 
 from selfserve.config import ServerSettings
@@ -69,8 +77,6 @@ def test_a_served_picture_is_seen_where_that_is_allowed(
         live_server(settings, projector_path=projector_path()) as url,
         httpx.Client(base_url=url, timeout=60, trust_env=False) as http,
     ):
-        from tests.support.picture_chat import png
-
         server.serve("/red.png", png(solid("red")))
         answer = PictureChat(http).ask(
             f"https://127.0.0.1:{server.port}/red.png", "What color is this image? One word."
@@ -79,8 +85,6 @@ def test_a_served_picture_is_seen_where_that_is_allowed(
 
 
 def test_completions_take_pictures_at_their_markers(http: httpx.Client) -> None:
-    from tests.support.picture_chat import base64_of
-
     prompt = (
         "<|im_start|>user\n<__media__>What color is the image? Answer with one word."
         "<|im_end|>\n<|im_start|>assistant\n"

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import httpx
 from PIL import Image
-
 from tools.tiny_vision.shapes import NAMES, SHAPES, SOLID, Label, make
 
 Part = dict[str, object]
@@ -135,7 +134,7 @@ def main() -> None:
         right = 0
         wrong: list[tuple[Label, str]] = []
         for pictures in held_out(question.group, arguments.count):
-            message = {"role": "user", "content": parts_of(question, pictures)}
+            message: Part = {"role": "user", "content": parts_of(question, pictures)}
             answer = ask(arguments.url, [message])
             labels = [label for _, label in pictures]
             if is_true(question, labels, answer):

@@ -45,6 +45,7 @@ class SystemInfo:
     """libllama's own line: CPU features and back ends of the build."""
     devices: tuple[Device, ...]
 
+
 def system_info() -> SystemInfo:
     """What libllama is and finds. Raises LibraryError if it cannot be loaded."""
     return SystemInfo(library.version(), library.system_info(), tuple(found_devices()))

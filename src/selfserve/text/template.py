@@ -67,11 +67,12 @@ class Rendered:
 
 
 @dataclass(frozen=True, slots=True)
-class _Thinking:
-    """What a request says about thinking; None: nothing."""
+class _Mode:
+    """What a request says about thinking, None: nothing; and whether a new answer is opened."""
 
     enabled: bool | None = None
     effort: str | None = None
+    opens_answer: bool = True
 
 
 class ChatTemplate:
@@ -125,14 +126,16 @@ class ChatTemplate:
         effort: str | None = None,
         now: datetime | None = None,
         image_marker: str | None = None,
+        opens_answer: bool = True,
     ) -> Rendered:
         """The prompt of a conversation that is not empty.
 
         A last message of the assistant is continued: the prompt ends with its text, and there is
         no thinking. `image_marker` is a text that no message contains; it comes out where the
-        pictures stand. Raises InvalidRequest with the template's own text where it refuses.
+        pictures stand. Without `opens_answer` the prompt ends with the last turn, and no header
+        of an answer follows. Raises InvalidRequest with the template's own text where it refuses.
         """
-        mode = _Thinking(thinking, effort)
+        mode = _Mode(thinking, effort, opens_answer)
         clock = now or datetime.now().astimezone()
         usual = self._usual_form(as_system(messages))
         try:
@@ -178,7 +181,7 @@ class ChatTemplate:
         self, messages: Sequence[Message], *, thinking: bool | None = None, parts: bool = False
     ) -> str | None:
         records = [_record(m, str(m.content), None, parts or self._wants_parts) for m in messages]
-        variables = self._variables(records, _Thinking(thinking), continued=False)
+        variables = self._variables(records, _Mode(thinking), continued=False)
         try:
             return self._template.render(variables, now=datetime(2025, 1, 1))
         except (TemplateRefused, TemplateFailed):
@@ -198,7 +201,7 @@ class ChatTemplate:
     def _try_repaired(
         self,
         messages: list[Message],
-        mode: _Thinking,
+        mode: _Mode,
         now: datetime,
         image_marker: str | None,
     ) -> Rendered | None:
@@ -219,7 +222,7 @@ class ChatTemplate:
     def _render(
         self,
         messages: Sequence[Message],
-        mode: _Thinking,
+        mode: _Mode,
         now: datetime,
         image_marker: str | None,
     ) -> Rendered:
@@ -264,14 +267,14 @@ class ChatTemplate:
         return record
 
     def _variables(
-        self, records: list[dict[str, Any]], mode: _Thinking, continued: bool
+        self, records: list[dict[str, Any]], mode: _Mode, continued: bool
     ) -> dict[str, Any]:
         names = self._template.names
         variables: dict[str, Any] = {
             "messages": records,
             "tools": None,
             "documents": None,
-            "add_generation_prompt": not continued,
+            "add_generation_prompt": mode.opens_answer and not continued,
             "bos_token": self._bos_text,
             "eos_token": self._eos_text,
         }
@@ -286,7 +289,7 @@ class ChatTemplate:
         return variables
 
     def _finished(
-        self, segments: tuple[Segment, ...], mode: _Thinking, prefill: str | None
+        self, segments: tuple[Segment, ...], mode: _Mode, prefill: str | None
     ) -> Rendered:
         if self._strips_bos and segments and segments[0].special:
             text = segments[0].text
@@ -294,7 +297,8 @@ class ChatTemplate:
                 text = text.removeprefix(self._bos_text)
             segments = (Segment(text, True), *segments[1:])
         rendered = Rendered("".join(s.text for s in segments), segments, prefill)
-        if mode.enabled is False and prefill is None and self._format is not None:
+        opens = mode.opens_answer and prefill is None
+        if mode.enabled is False and opens and self._format is not None:
             return rendered.extended(
                 self._format.without_thinking(rendered.text, switched=self._has_switch)
             )

@@ -6,7 +6,7 @@ from selfserve.api.exchange import Exchange
 from selfserve.api.llamacpp.prompts import MEDIA_MARKER
 from selfserve.api.llamacpp.render import dumps
 from selfserve.api.messages import Messages, Refused, image_urls, template_messages
-from selfserve.api.sampling_fields import Ignored
+from selfserve.api.sampling_fields import Boolean, Ignored
 from selfserve.api.service import Service
 from selfserve.api.thinking_fields import ThinkingFields
 from selfserve.api.validation import read_model
@@ -18,6 +18,8 @@ class ApplyTemplateRequest(ThinkingFields):
     """A conversation to be written as the model expects it."""
 
     messages: Messages
+    add_generation_prompt: Boolean | None = None
+    """False: the prompt ends with the last turn, and no header of an answer follows."""
     model: Ignored = None
     tools: Refused = None
 
@@ -46,4 +48,5 @@ class ApplyTemplate:
             thinking=thinking,
             effort=effort,
             image_marker=MEDIA_MARKER if image_urls(body.messages) else None,
+            opens_answer=body.add_generation_prompt is not False,
         ).text
