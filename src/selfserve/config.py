@@ -38,7 +38,7 @@ class EngineSettings:
     ubatch_size: int = 512
     """Tokens that libllama computes at once; decides the size of its work buffers."""
     step_ms: float = 50.0
-    """Longest step while someone is decoding; bounds the silence that a long prompt causes."""
+    """What prompts may add to a step while someone is decoding: bounds the silence they cause."""
     cache_ram_bytes: int | None = None
     """Host memory for prefixes that slots lost; None: a quarter of what the process may use."""
     gpu_layers: int = -1

@@ -74,13 +74,14 @@ class StepPace:
     def prefill_budget(self, num_decoding: int) -> int:
         """Prompt tokens of the next step, beside one token for each decoding sequence.
 
-        While someone decodes, the rest of the step's target; on models so slow that decoding
-        alone fills it, as long again as decoding takes, or prompts would never get on.
+        While someone decodes, they may add the step's target to what decoding takes. To take the
+        decoding off it would make the pieces so small that much of their time went into passes
+        over the weights. On models slower than that, as long again as decoding takes.
         """
         if num_decoding == 0:
             return min(self._idle_budget, self._batch_size)
         decode_ms = self.decode_ms(num_decoding)
-        rest_ms = max(self._step_ms - decode_ms, decode_ms) - self._pass_ms
+        rest_ms = max(self._step_ms, decode_ms) - self._pass_ms
         return max(MIN_PREFILL, min(int(rest_ms / self._token_ms), self._batch_size))
 
     def draft_budget(self, num_decoding: int) -> int:
