@@ -15,8 +15,8 @@ IDLE_STEP_MS = 1000.0
 steps."""
 IDLE_BUDGETS = (512, 256, 128, 64, 32)
 """Prompt tokens of such a step: the largest that keeps to that time. One of few sizes, chosen at
-the start, since the same prompt alone has to make the same batches every time: other batches round
-differently. Larger ones are no faster."""
+the start and at most raised later, since the same prompt alone has to make the same batches every
+time: other batches round differently. Larger ones are no faster."""
 MIN_PREFILL = 8
 """Prompt tokens in a step, at least: prompts always move on, and every step teaches something."""
 FULL_LESSON = 64
