@@ -79,6 +79,16 @@ def test_steps_with_drafts_do_not_count_as_plain_decode_steps() -> None:
     assert pace.decode_ms(1) == before
 
 
+def test_known_tokens_get_a_pass_of_their_own_once_that_is_cheaper_than_a_step_for_each() -> None:
+    # 1 ms a token and 4 ms a pass; a step of 8 costs 24, so each of them 3.
+    pace = StepPace(50, 2048, 8, StepCosts({1: 5.0, 8: 24.0, 16: 25.0}))
+    pass_ms, token_ms, share_ms = pace._pass_ms, pace._token_ms, 3.0
+    least = next(n for n in range(1, 100) if pace.worth_a_pass(n, 8))
+    assert (least - 1) * (share_ms - token_ms) > pass_ms >= (least - 2) * (share_ms - token_ms)
+    assert all(pace.worth_a_pass(n, 8) for n in range(least, 200))
+    assert all(pace.worth_a_pass(n, 1) for n in range(1, 10)), "alone there is no second pass"
+
+
 steps = st.tuples(st.integers(0, 4), st.integers(0, 100), st.integers(0, 3000), st.floats(0, 1e5))
 
 

@@ -6,10 +6,10 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from tests.support.builders import GREEDY, Rig, make_request, random_text
+from tests.support.builders import GREEDY, Rig, grammar_state, make_request, random_text
 from tests.support.scripted_runner import endless
 
-from selfserve.engine.speculation import SMALL_MODEL_ON_CPU
+from selfserve.engine.speculation import SMALL_MODEL_ON_CPU, StepCosts
 from selfserve.errors import ShuttingDown
 from selfserve.request import Failed, Finished, Progress, Request, SamplingParams, StopType
 
@@ -203,6 +203,26 @@ def test_a_lone_prompt_uses_large_steps() -> None:
     rig = Rig(num_slots=2, context_size=4096, batch_size=512)
     rig.run([make_request("a", random_text(1, 2000), max_tokens=1)])
     assert rig.num_steps <= 6
+
+
+@pytest.mark.parametrize(("count", "is_at_once"), [(1, False), (60, True)])
+def test_beside_others_only_a_long_forced_text_is_computed_at_once(
+    count: int, is_at_once: bool
+) -> None:
+    certain = "x" * count
+    costs = StepCosts({1: 10.0, 16: 25.0})  # 9 ms for a pass, 1 ms for a token
+    rig = Rig(num_slots=4, context_size=512, batch_size=256, predict=endless, pace_costs=costs)
+    rig.add(make_request("free", "w", max_tokens=200))
+    while not rig.tokens("free"):
+        rig.step()
+    state = grammar_state(f'start: ("a" | "b") "{certain}" ("c" | "d")')
+    rig.add(make_request("bound", "?", max_tokens=200), state)
+    before = len(rig.runner.plans)
+    while not rig.ends("bound"):
+        rig.step()
+    sizes = [size for plan in rig.runner.plans[before:] for slot, _, size in plan if slot == 1]
+    assert rig.text("bound")[1:-1] == certain
+    assert (max(sizes) > 1) == is_at_once, sizes
 
 
 @pytest.mark.parametrize("batch_size", [4, 5, 7])

@@ -11,7 +11,7 @@ from tests.support.byte_vocabulary import EOS, VOCAB_SIZE, ByteVocabulary, gramm
 from tests.support.scripted_runner import ScriptedRunner, answer_of
 
 from selfserve.engine.constraint import ConstraintFactory, ConstraintState
-from selfserve.engine.pace import StepPace
+from selfserve.engine.pace import GUESS, StepPace
 from selfserve.engine.scheduler import Scheduler
 from selfserve.engine.slots import SlotTable
 from selfserve.engine.speculation import StepCosts
@@ -69,13 +69,14 @@ class Rig:
         cache_ram_bytes: int = 1 << 20,
         step_ms: float = 20.0,
         costs: StepCosts | None = None,
+        pace_costs: StepCosts = GUESS,
         **runner_fields: Any,
     ) -> None:
         self.runner = runner or ScriptedRunner(**runner_fields)
         self.clock = Clock()
         limits = self.runner.capabilities
         self.slots = SlotTable(self.runner, cache_ram_bytes)
-        self.pace = StepPace(step_ms, limits.batch_size, limits.num_slots)
+        self.pace = StepPace(step_ms, limits.batch_size, limits.num_slots, pace_costs)
         self.scheduler = Scheduler(
             self.runner, self.slots, self.pace, costs=costs, clock=self.clock
         )

@@ -84,6 +84,18 @@ class StepPace:
         rest_ms = max(self._step_ms, decode_ms) - self._pass_ms
         return max(MIN_PREFILL, min(int(rest_ms / self._token_ms), self._batch_size))
 
+    def worth_a_pass(self, count: int, num_decoding: int) -> bool:
+        """Whether a sequence should compute `count` known tokens at once beside the others.
+
+        libllama computes sequences together for as many tokens as each of them has; the rest of
+        the longer one is a pass of its own over the weights. Its alternative is one token a step,
+        where each costs its share of the step.
+        """
+        if num_decoding <= 1:
+            return True
+        share_ms = self.decode_ms(num_decoding) / num_decoding
+        return (count - 1) * (share_ms - self._token_ms) > self._pass_ms
+
     def draft_budget(self, num_decoding: int) -> int:
         """Guessed tokens that a decode step may carry without going over the target."""
         rest_ms = self._step_ms - self.decode_ms(num_decoding)

@@ -183,6 +183,8 @@ class Scheduler:
             # After a failed step a whole answer may have to be computed again.
             room = self._capabilities.batch_size - plan.num_tokens - (len(decoding) - num_served)
             count = min(sequence.num_pending, sequence.num_text_pending, room)
+            if not self._pace.worth_a_pass(count, len(decoding)):
+                count = min(count, 1)
             if count:
                 self._add_chunk(plan, sequence, count)
         self._add_drafts(plan, decoding)
