@@ -33,6 +33,7 @@ from selfserve.engine.loop import EngineLoop
 from selfserve.engine.pace import StepPace
 from selfserve.engine.scheduler import Scheduler
 from selfserve.engine.slots import SlotTable
+from selfserve.engine.turns import ComputeTurns
 from selfserve.native import library
 from selfserve.request import Request, SamplingParams, Submit
 
@@ -117,7 +118,7 @@ def measure(runner: LlamaRunner, params: SamplingParams, sequences: int, tokens:
     scheduler = Scheduler(runner, SlotTable(runner, 0), pace)
     with sockets() as (inbox, outbox, commands):
         grammars = GrammarBuilder(_no_factory, inbox.wake)
-        loop = EngineLoop(runner, scheduler, grammars, inbox, outbox)
+        loop = EngineLoop(runner, scheduler, grammars, inbox, outbox, turns=ComputeTurns(0.05))
         commands.send(channel.encode([*_requests(runner, params, sequences, tokens)]))
         with timed("llama_decode") as decode, timed("llama_sampler_sample") as sample:
             loop.turn()  # waits for the commands

@@ -18,14 +18,18 @@ BUILDING = "  Building wheel for llama-cpp-python (pyproject.toml): started"
 EXPLAINED = "Compiling llama.cpp for this CPU: once, about 4 minutes on 2 cores\n"
 
 
-@pytest.fixture
-def setup() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("checkout_setup", ROOT / "tools" / "setup.py")
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"checkout_{name}", ROOT / "tools" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def setup() -> ModuleType:
+    return load("setup")
 
 
 class Terminal(io.StringIO):

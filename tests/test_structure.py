@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,13 +41,15 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), name_of(path))
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a file's syntax tree."""
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"), name_of(path))))
 
 
 def imports(path: Path) -> Iterator[str]:
     """Dotted names that a file imports anywhere, also inside functions."""
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -107,7 +110,7 @@ def test_the_two_apis_do_not_know_each_other(path: Path) -> None:
 def test_only_the_output_module_prints(path: Path) -> None:
     if path == PACKAGE / "cli" / "output.py":
         return
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Call):
             call = ast.unparse(node.func)
             assert call not in {"print", "sys.stdout.write", "sys.stderr.write"}, (
@@ -117,7 +120,7 @@ def test_only_the_output_module_prints(path: Path) -> None:
 
 @every(SOURCES)
 def test_no_module_has_state_that_changes(path: Path) -> None:
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         assert not isinstance(node, ast.Global), f"{name_of(path)}:{node.lineno}: global"
 
 
@@ -128,7 +131,7 @@ def test_a_file_has_one_subject_and_stays_short(path: Path) -> None:
 
 @every(SOURCES)
 def test_a_function_fits_on_a_screen(path: Path) -> None:
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             assert lines <= MAX_FUNCTION_LINES, f"{node.name} has {lines} lines"
@@ -136,8 +139,7 @@ def test_a_function_fits_on_a_screen(path: Path) -> None:
 
 @every([path for path in TESTS if path.name.startswith("test_")])
 def test_a_test_file_has_tests(path: Path) -> None:
-    functions = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.FunctionDef)]
-    functions += [n for n in ast.walk(tree_of(path)) if isinstance(n, ast.AsyncFunctionDef)]
+    functions = (n for n in nodes_of(path) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
     assert any(function.name.startswith("test_") for function in functions)
 
 

@@ -9,8 +9,11 @@ fail() {
 }
 
 checksum() {
-    { cat "$root"/requirements/*.txt "$root/pyproject.toml" "$root/tools/setup.py"; echo "$root"; } |
-        cksum
+    {
+        cat "$root"/requirements/*.txt "$root/pyproject.toml" "$root/tools/setup.py"
+        cat "$root/tools/build_blas.py" "$root/tools/blas_backend.cpp"
+        echo "$root"
+    } | cksum
 }
 
 find_python() {

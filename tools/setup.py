@@ -99,6 +99,7 @@ def main(kind: str, checksum: str) -> None:
         try:
             for arguments in _installations(kind):
                 _pip(arguments, progress)
+            _build_blas(progress)
         finally:
             progress.done()
         for earned in KINDS[kind]:
@@ -162,12 +163,26 @@ def _has_pip() -> bool:
 
 
 def _pip(arguments: list[str], progress: Progress) -> None:
-    """Runs `pip install`, writes its output to the log and its progress to the terminal."""
-    command = [str(PYTHON), "-m", "pip", "install", "--no-input"]
+    """Runs `pip install`."""
+    if _run([str(PYTHON), "-m", "pip", "install", "--no-input", *arguments], progress) != 0:
+        raise SetupFailure(f"pip failed; the end of {LOG}:\n{_log_end()}")
+
+
+def _build_blas(progress: Progress) -> None:
+    """Compiles the BLAS backend. Everything works without it, so a failure is only told."""
+    if _run([str(PYTHON), str(ROOT / "tools" / "build_blas.py")], progress) != 0:
+        progress.say(
+            "The BLAS backend could not be compiled: prompts of models in Q4_1 and Q5_1 take "
+            f"longer than they could (details in {LOG})"
+        )
+
+
+def _run(command: list[str], progress: Progress) -> int:
+    """Runs a command, writes its output to the log and its progress to the terminal."""
     with (
         LOG.open("a") as log,
         subprocess.Popen(
-            [*command, *arguments],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -181,13 +196,11 @@ def _pip(arguments: list[str], progress: Progress) -> None:
             for line in process.stdout or ():
                 log.write(line)
                 progress.pip_line(line)
-            code = process.wait()
+            return process.wait()
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
             raise
-    if code != 0:
-        raise SetupFailure(f"pip failed; the end of {LOG}:\n{_log_end()}")
 
 
 def _log_end() -> str:

@@ -16,6 +16,7 @@ from selfserve.engine.constraint import ConstraintFactory
 from selfserve.engine.grammars import GrammarBuilder
 from selfserve.engine.loop import HEARTBEAT_S, EngineLoop
 from selfserve.engine.plan import Outcome, Plan
+from selfserve.engine.turns import ComputeTurns
 from selfserve.request import (
     Abort,
     Command,
@@ -64,7 +65,13 @@ class Stage:
         self.grammars = GrammarBuilder(factory or make_factory, self.inbox.wake)
         rig = self.rig
         self.loop = EngineLoop(
-            rig.runner, rig.scheduler, self.grammars, self.inbox, self._out, clock=rig.clock
+            rig.runner,
+            rig.scheduler,
+            self.grammars,
+            self.inbox,
+            self._out,
+            turns=ComputeTurns(0.05),
+            clock=rig.clock,
         )
 
     def _out(self, messages: Sequence[Message]) -> None:

@@ -47,6 +47,7 @@ def test_each_answer_is_that_of_a_cold_engine_alone(seed: int, can_cut: bool) ->
         can_cut=can_cut,
         cache_ram_bytes=rng.choice([0, 3000, 1 << 20]),
         costs=SMALL_MODEL_ON_CPU if rng.random() < 0.5 else None,
+        side_polls=rng.choice([None, 1, 4]),
     )
     late = random_requests(rng, 14)
     aborted: set[str] = set()

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tests.support.byte_vocabulary import EOS, VOCAB_SIZE, ByteVocabulary, grammar_tokenizer
+from tests.support.inline_prefiller import scripted_prefiller
 from tests.support.scripted_runner import ScriptedRunner, answer_of
 
 from selfserve.engine.constraint import ConstraintFactory, ConstraintState
@@ -70,6 +71,8 @@ class Rig:
         step_ms: float = 20.0,
         costs: StepCosts | None = None,
         pace_costs: StepCosts = GUESS,
+        side_polls: int | None = None,
+        side_fails: str = "",
         **runner_fields: Any,
     ) -> None:
         self.runner = runner or ScriptedRunner(**runner_fields)
@@ -77,8 +80,14 @@ class Rig:
         limits = self.runner.capabilities
         self.slots = SlotTable(self.runner, cache_ram_bytes)
         self.pace = StepPace(step_ms, limits.batch_size, limits.num_slots, pace_costs)
+        self.side = scripted_prefiller(self.runner, side_polls or 0, fails=side_fails)
         self.scheduler = Scheduler(
-            self.runner, self.slots, self.pace, costs=costs, clock=self.clock
+            self.runner,
+            self.slots,
+            self.pace,
+            costs=costs,
+            prefiller=self.side if side_polls is not None else None,
+            clock=self.clock,
         )
         self.requests: dict[str, Request] = {}
         self.events: list[Event] = []
@@ -91,7 +100,7 @@ class Rig:
     def step(self) -> list[Event]:
         """One step, if there is anything to compute; what it told."""
         plan = self.scheduler.schedule()
-        self.events += self.scheduler.take_refusals()
+        self.events += self.scheduler.take_untold()
         if plan is None:
             return []
         outcome = self.runner.run(plan)

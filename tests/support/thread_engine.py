@@ -20,6 +20,7 @@ from selfserve.engine.grammars import GrammarBuilder
 from selfserve.engine.loop import EngineLoop
 from selfserve.engine.process import START_FAILED
 from selfserve.engine.scheduler import failed
+from selfserve.engine.turns import ComputeTurns
 from selfserve.errors import SelfError
 from selfserve.request import Ready
 
@@ -78,7 +79,9 @@ class ThreadEngine:
             inbox = channel.EngineInbox(context, folder)
             sockets.append(inbox)
             grammars = GrammarBuilder(_factory, inbox.wake)
-            EngineLoop(self.rig.runner, self.rig.scheduler, grammars, inbox, outbox).run()
+            turns = ComputeTurns(0.05)
+            runner, scheduler = self.rig.runner, self.rig.scheduler
+            EngineLoop(runner, scheduler, grammars, inbox, outbox, turns=turns).run()
             grammars.close()
         finally:
             for socket in sockets:

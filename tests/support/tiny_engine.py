@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.builders import Clock, make_request
+from tests.support.inline_prefiller import InlinePrefiller
 
 from selfserve.config import EngineSettings
 from selfserve.engine.constraint import ConstraintFactory
@@ -59,7 +60,9 @@ class TinyEngine:
         cache_ram_bytes: int = 64 << 20,
         step_ms: float = 50.0,
         costs: StepCosts | None = None,
+        has_side: bool = False,
     ) -> None:
+        """`has_side`: long prompts beside decoding are read in a memory of their own."""
         self.runner = LlamaRunner(
             EngineSettings(
                 model_path=path,
@@ -77,12 +80,21 @@ class TinyEngine:
         self.slots = SlotTable(self.runner, cache_ram_bytes)
         pace = StepPace(step_ms, limits.batch_size, limits.num_slots, COSTS)
         self.clock = Clock()
-        self.scheduler = Scheduler(self.runner, self.slots, pace, costs=costs, clock=self.clock)
+        self.side = InlinePrefiller(self.runner.open_side_memory, self.runner.copy_to_side)
+        self.scheduler = Scheduler(
+            self.runner,
+            self.slots,
+            pace,
+            costs=costs,
+            prefiller=self.side if has_side else None,
+            clock=self.clock,
+        )
         self.events: dict[str, list[Event]] = {}
         self.num_computed = 0
         """Tokens that went through the model so far."""
 
     def close(self) -> None:
+        self.side.close()
         self.runner.close()
 
     def constraints(self) -> ConstraintFactory:
@@ -102,7 +114,7 @@ class TinyEngine:
     def step(self) -> None:
         """One step, if there is anything to compute."""
         plan = self.scheduler.schedule()
-        self._keep(self.scheduler.take_refusals())
+        self._keep(self.scheduler.take_untold())
         if plan is None:
             return
         outcome = self.runner.run(plan)

@@ -80,6 +80,7 @@ def _library(report: dict[str, Any], troubles: list[str]) -> None:
     report["libllama"] = f"llama-cpp-python {info.version}"
     report["features"] = used
     report["devices"] = [f"{device.name} ({device.description})" for device in info.devices]
+    report["blas"] = list(info.blas)
     missing = [name for flag, name in FEATURES.items() if flag in _cpu_flags() and name not in used]
     if missing:
         troubles.append(
@@ -134,5 +135,5 @@ def _port(choices: Choices, report: dict[str, Any], troubles: list[str]) -> None
 
 def _text(value: Any) -> str:
     if isinstance(value, list):
-        return ", ".join(value)
+        return ", ".join(value) or "none"
     return "missing" if value is None else str(value)

@@ -52,7 +52,7 @@ def measure(parts: Sequence[Path], projector: Path | None, gpu_bytes: int | None
     )
 
 
-def load_of(settings: EngineSettings, trained: int) -> Load:
+def load_of(settings: EngineSettings, trained: int, *, on_gpu: bool) -> Load:
     """How `settings` run a model that was trained for contexts of `trained` tokens."""
     context = settings.context_size or min(trained or 1 << 30, EngineSettings.DEFAULT_CONTEXT)
     return Load(
@@ -62,6 +62,7 @@ def load_of(settings: EngineSettings, trained: int) -> Load:
         kv_type=settings.kv_type,
         flash_attention=settings.flash_attention != "off",
         prefix_bytes=settings.cache_ram_bytes or 0,
+        has_side=not on_gpu,
     )
 
 

@@ -134,7 +134,7 @@ def _fitted(
     except ModelLoadError as error:
         output.status(f"How much memory it needs cannot be told: {error.message}")
         return _with_cache(settings, available_memory_bytes() // 4)
-    load = load_of(settings, need.shape.context_length)
+    load = load_of(settings, need.shape.context_length, on_gpu=on_gpu is not None)
     chosen = load
     if not force:
         chosen = fitted(

@@ -100,13 +100,12 @@ def _local_facts(resolved: ResolvedModel, choices: Choices) -> dict[str, Any]:
         "files": [{"name": str(path), "size": path.stat().st_size} for path in resolved.paths],
     }
     settings = engine_settings(resolved, choices)
+    on_gpu = gpu_bytes(choices)
     try:
-        need = measure(
-            resolved.parts or (resolved.path,), settings.projector_path, gpu_bytes(choices)
-        )
+        need = measure(resolved.parts or (resolved.path,), settings.projector_path, on_gpu)
     except ModelLoadError as error:
         return {**facts, "memory": error.message}
-    load = load_of(settings, need.shape.context_length)
+    load = load_of(settings, need.shape.context_length, on_gpu=on_gpu is not None)
     checked = need.check(load)
     facts["run_as"] = {"context_size": load.context_size, "parallel": load.num_slots}
     facts["memory"] = checked.explain()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,21 @@ from selfserve.engine.interface import Vocabulary
 from selfserve.engine.plan import Chunk, Outcome, PictureRows, Plan
 from selfserve.engine.runner import Blob, Capabilities, Logits, TokenSampler
 from selfserve.engine.speculation import MAX_DRAFT
+from selfserve.native import blas, library
 from selfserve.native import context as native_context
-from selfserve.native import library
 from selfserve.native.batch import Batch, EmbeddingBatch
 from selfserve.native.context import Context, ContextOptions
 from selfserve.native.devices import Device, choose, found_devices
 from selfserve.native.model import Model
 from selfserve.native.sampler import Sampler
+from selfserve.native.state import StateForm
 from selfserve.native.vision import Projector
 from selfserve.request import SamplingParams
 
 WARM_UP_SIZES = (1, 2, 4, 8, 16)
 """Tokens of the batches that are timed at the start: what drafts of these sizes cost."""
+MIN_SIDE_CONTEXT = 2048
+"""Tokens of the smallest side memory."""
 WORTH_REPEATING_MS = 100.0
 """A shorter measurement is disturbed easily, and taken three times."""
 OUTCOMES = {
@@ -44,11 +47,14 @@ class SystemInfo:
     features: str
     """libllama's own line: CPU features and back ends of the build."""
     devices: tuple[Device, ...]
+    blas: tuple[str, ...]
+    """File types whose prompts the BLAS backend computes; none if it was not compiled."""
 
 
 def system_info() -> SystemInfo:
     """What libllama is and finds. Raises LibraryError if it cannot be loaded."""
-    return SystemInfo(library.version(), library.system_info(), tuple(found_devices()))
+    types = blas.FASTER_TYPES if blas.library_path() else ()
+    return SystemInfo(library.version(), library.system_info(), tuple(found_devices()), types)
 
 
 def choose_gpus(device: str, gpu_layers: int) -> list[Device]:
@@ -76,6 +82,7 @@ class LlamaRunner:
             on_progress=on_progress,
         )
         self._model.check_decodable()
+        blas.load_for(self._model)
         self.projector = self._load_projector(settings)
         trained = self._model.train_context or settings.DEFAULT_CONTEXT
         context_size = settings.context_size or min(trained, settings.DEFAULT_CONTEXT)
@@ -85,18 +92,21 @@ class LlamaRunner:
         if self.projector is not None:
             at_once = self.projector.most_tokens_at_once()
             batch_size, ubatch_size = max(batch_size, at_once), max(ubatch_size, at_once)
-        self._context = Context(
-            self._model,
-            ContextOptions(
-                context_size=context_size,
-                num_sequences=settings.num_slots,
-                batch_size=batch_size,
-                ubatch_size=ubatch_size,
-                max_outputs=max_outputs,
-                num_threads=settings.num_threads,
-                flash_attention=settings.flash_attention,
-                kv_type=settings.kv_type,
-            ),
+        self._options = ContextOptions(
+            context_size=context_size,
+            num_sequences=settings.num_slots,
+            batch_size=batch_size,
+            ubatch_size=ubatch_size,
+            max_outputs=max_outputs,
+            num_threads=settings.num_threads,
+            flash_attention=settings.flash_attention,
+            kv_type=settings.kv_type,
+        )
+        self._context = Context(self._model, self._options)
+        self._state_form = StateForm(
+            has_keys=not self._model.is_recurrent or self._model.is_hybrid,
+            has_window=bool(self._model.sliding_window),
+            has_state=self._model.is_recurrent or self._model.is_hybrid,
         )
         self._batch = Batch(batch_size)
         self._ubatch_size = ubatch_size
@@ -218,6 +228,32 @@ class LlamaRunner:
     def restore(self, slot: int, blob: Blob, *, length: int, partial: bool = False) -> bool:
         return self._context.restore(slot, blob, length=length, partial=partial)
 
+    @property
+    def can_read_aside(self) -> bool:
+        """Whether a long prompt is better read in a memory of its own. A GPU computes a step with
+        a piece of a prompt hardly slower than one without, and its memory is scarce."""
+        model = self._model
+        has_known_state = not (model.is_hybrid and model.sliding_window)
+        return self._capabilities.num_slots > 1 and not model.gpus and has_known_state
+
+    def open_side_memory(self, size: int, between: Callable[[], bool]) -> LlamaSideMemory:
+        """See `prefiller.OpenMemory`. Close it before the runner. Raises ModelLoadError."""
+        # Doubled until it fits: a memory as large as a slot would mostly lie idle, and one for
+        # each prompt would be made too often.
+        context_size = MIN_SIDE_CONTEXT
+        while context_size < size:
+            context_size *= 2
+        context_size = min(context_size, self._capabilities.context_size)
+        options = replace(self._options, context_size=context_size)
+        return LlamaSideMemory(self._model, options, self._state_form, between)
+
+    def copy_to_side(self, slot: int) -> Blob | None:
+        """A copy of a slot's memory that the side memory can be restored from."""
+        blob = self._context.save(slot)
+        if blob is None:
+            return None
+        return self._state_form.convert(blob, self._context.state_size(slot, partial=True), 1)
+
     def warm_up(self) -> dict[int, float]:
         """Decodes a few small batches, so that no request pays for first touches of memory.
 
@@ -252,3 +288,56 @@ class LlamaRunner:
             self.projector.close()
         self._context.close()
         self._model.close()
+
+
+class LlamaSideMemory:
+    """A context of one sequence; see `prefiller.SideMemory`."""
+
+    def __init__(
+        self,
+        model: Model,
+        options: ContextOptions,
+        form: StateForm,
+        between: Callable[[], bool],
+    ) -> None:
+        self._form, self._num_slots = form, options.num_sequences
+        size = options.ubatch_size
+        options = replace(options, num_sequences=1, batch_size=size, max_outputs=1)
+        self.size = options.context_size
+        self._between = between
+        self._was_stopped = False
+        self._context = Context(model, options, between=self._go_on)
+        self._batch = Batch(size)
+
+    def _go_on(self) -> bool:
+        self._was_stopped = self._was_stopped or not self._between()
+        return not self._was_stopped
+
+    def clear(self) -> None:
+        self._context.clear(0)
+
+    def restore(self, blob: Blob, length: int) -> bool:
+        return self._context.restore(0, blob, length=length)
+
+    def compute(self, tokens: list[int], position: int) -> bool:
+        self._was_stopped = False
+        # One ubatch a call: of several, a sliding window would lose cells that the first needs.
+        for begin in range(0, len(tokens), self._batch.capacity):
+            self._batch.clear()
+            part = tokens[begin : begin + self._batch.capacity]
+            self._batch.add(0, position + begin, part, 0)
+            outcome = self._context.decode(self._batch)
+            if outcome is not native_context.Outcome.OK or self._was_stopped:
+                self._context.clear(0)
+                return False
+        return True
+
+    def save(self) -> Blob | None:
+        blob = self._context.save(0)
+        if blob is None:
+            return None
+        size = self._context.state_size(0, partial=True)
+        return self._form.convert(blob, size, self._num_slots)
+
+    def close(self) -> None:
+        self._context.close()

@@ -17,6 +17,7 @@ from selfserve.engine.grammars import GrammarBuilder
 from selfserve.engine.runner import Runner
 from selfserve.engine.scheduler import Scheduler, failed
 from selfserve.engine.stats import EngineStats
+from selfserve.engine.turns import ComputeTurns
 from selfserve.errors import InternalError, SelfError, ShuttingDown
 from selfserve.logs import get_logger
 from selfserve.request import Abort, Command, Event, Message, Request, Shutdown, Submit
@@ -52,9 +53,12 @@ class EngineLoop:
         inbox: Inbox,
         outbox: Outbox,
         *,
+        turns: ComputeTurns,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """`turns`: those of the steps and of a prompt that is read beside them."""
         self._runner = runner
+        self._turns = turns
         self._scheduler = scheduler
         self._grammars = grammars
         self._inbox = inbox
@@ -92,12 +96,13 @@ class EngineLoop:
         self._beat()
         plan = self._scheduler.schedule()
         self._is_waiting = plan is None
-        self._send(self._scheduler.take_refusals())
+        self._send(self._scheduler.take_untold())
         if plan is None:
             return
-        begin_s = self._clock()
-        outcome = self._runner.run(plan)
-        ms = (self._clock() - begin_s) * 1e3
+        with self._turns.engine():
+            begin_s = self._clock()
+            outcome = self._runner.run(plan)
+            ms = (self._clock() - begin_s) * 1e3
         events = self._scheduler.commit(plan, outcome, ms)
         self._send(events)
         self._stats.record(plan, ms)

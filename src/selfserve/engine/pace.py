@@ -71,8 +71,9 @@ class StepPace:
             return 0.0
         return self._decode_ms[num_decoding] or self._costs.of(num_decoding)
 
-    def prefill_budget(self, num_decoding: int) -> int:
-        """Prompt tokens of the next step, beside one token for each decoding sequence.
+    def prefill_budget(self, num_decoding: int, *, is_shared: bool = False) -> int:
+        """Prompt tokens of the next step, beside one token for each decoding sequence. `is_shared`:
+        a long prompt is read between the steps, and decoding waits for both.
 
         While someone decodes, they may add the step's target to what decoding takes. To take the
         decoding off it would make the pieces so small that much of their time went into passes
@@ -81,7 +82,7 @@ class StepPace:
         if num_decoding == 0:
             return min(self._idle_budget, self._batch_size)
         decode_ms = self.decode_ms(num_decoding)
-        rest_ms = max(self._step_ms, decode_ms) - self._pass_ms
+        rest_ms = max(self._step_ms, decode_ms) / (2 if is_shared else 1) - self._pass_ms
         return max(MIN_PREFILL, min(int(rest_ms / self._token_ms), self._batch_size))
 
     def worth_a_pass(self, count: int, num_decoding: int) -> bool:

@@ -17,9 +17,11 @@ from selfserve.engine.llama_runner import LlamaRunner
 from selfserve.engine.loop import EngineLoop
 from selfserve.engine.pace import StepPace
 from selfserve.engine.pictures import Pictures
+from selfserve.engine.prefiller import Prefiller
 from selfserve.engine.scheduler import Scheduler, failed
 from selfserve.engine.slots import SlotTable
 from selfserve.engine.speculation import StepCosts
+from selfserve.engine.turns import ComputeTurns
 from selfserve.errors import SelfError
 from selfserve.logs import configure, get_logger
 from selfserve.request import Loading, Ready
@@ -63,12 +65,17 @@ def _serve(
     pace = StepPace(settings.step_ms, capabilities.batch_size, capabilities.num_slots, costs)
     slots = SlotTable(runner, settings.cache_ram_bytes or 0)
     pictures = _pictures(runner, inbox)
+    turns = ComputeTurns(settings.step_ms / 1e3)
+    prefiller = None
+    if runner.can_read_aside:
+        prefiller = Prefiller(runner.open_side_memory, runner.copy_to_side, turns, inbox.wake)
     scheduler = Scheduler(
         runner,
         slots,
         pace,
         costs=costs if settings.speculate else None,
         pictures=pictures,
+        prefiller=prefiller,
     )
 
     def make_factory() -> ConstraintFactory:
@@ -78,7 +85,7 @@ def _serve(
         )
 
     grammars = GrammarBuilder(make_factory, inbox.wake)
-    loop = EngineLoop(runner, scheduler, grammars, inbox, outbox)
+    loop = EngineLoop(runner, scheduler, grammars, inbox, outbox, turns=turns)
     outbox(
         [
             Ready(
@@ -91,6 +98,7 @@ def _serve(
     )
     loop.run()
     grammars.close()
+    scheduler.long_prompts.close()
     if pictures is not None:
         pictures.encoder.close()
 

@@ -25,11 +25,13 @@ import numpy as np
 from selfserve.engine.advance import Advancer
 from selfserve.engine.constraint import ConstraintState
 from selfserve.engine.gaps import GapCloser
+from selfserve.engine.long_prompts import LongPrompts
 from selfserve.engine.media import NO_MEDIA
 from selfserve.engine.output import OutputStream
 from selfserve.engine.pace import StepPace
 from selfserve.engine.pictures import Pictures
 from selfserve.engine.plan import Chunk, Outcome, Plan
+from selfserve.engine.prefiller import Prefiller
 from selfserve.engine.runner import Logits, Runner
 from selfserve.engine.sequence import Sequence
 from selfserve.engine.slots import SlotTable
@@ -77,16 +79,19 @@ class Scheduler:
         *,
         costs: StepCosts | None = None,
         pictures: Pictures | None = None,
+        prefiller: Prefiller | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`costs` are those of verifying drafts; None, or a memory that cannot be cut: no
-        drafts. `pictures`: None for a model that takes text only."""
+        drafts. `pictures`: None for a model that takes text only. `prefiller`: None: long
+        prompts are read by steps alone."""
         self._runner = runner
         self._capabilities = runner.capabilities
         self._pace = pace
         self._clock = clock
         self.slots = slots
         self.pictures = pictures
+        self.long_prompts = LongPrompts(prefiller, slots, pace)
         self._had_picture = False
         """Whether the last step computed a picture."""
         if not runner.capabilities.can_cut:
@@ -99,8 +104,8 @@ class Scheduler:
         """By request id, oldest first."""
         self._suspects: deque[str] = deque()
         """Sequences of a failed step; each is tried alone until it proves good."""
-        self._refusals: list[Event] = []
-        """Final events of requests that could not even be begun."""
+        self._untold: list[Event] = []
+        """Events that belong to no step, such as those of requests that could not be begun."""
 
     @property
     def has_work(self) -> bool:
@@ -123,13 +128,14 @@ class Scheduler:
                 arrived_s=self._clock(),
             )
         except Exception as error:
-            self._refusals.append(_failed_by(request.id, error))
+            self._untold.append(_failed_by(request.id, error))
         else:
             self.waiting.append((sequence, constraint))
 
-    def take_refusals(self) -> list[Event]:
-        """What became, since the last call, of requests that could not be begun."""
-        taken, self._refusals = self._refusals, []
+    def take_untold(self) -> list[Event]:
+        """What happened since the last call besides steps: requests that could not be begun,
+        progress of prompts on the side."""
+        taken, self._untold = self._untold, []
         return taken
 
     def abort(self, request_id: str) -> None:
@@ -149,7 +155,7 @@ class Scheduler:
         """Ends every request with `error`; slots are emptied, since their state is in doubt."""
         events: list[Event] = [failed(s.id, error) for s in self.running.values()]
         events += [failed(sequence.id, error) for sequence, _ in self.waiting]
-        events += self.take_refusals()
+        events += self.take_untold()
         for sequence in self.running.values():
             self._close(sequence)
             self.slots.discard(sequence)
@@ -162,6 +168,7 @@ class Scheduler:
 
     def schedule(self) -> Plan | None:
         """The next step, or None if there is nothing to compute."""
+        self._advance_long_prompt()
         self._admit()
         self._close_gap()
         self.slots.step_begins()
@@ -202,7 +209,7 @@ class Scheduler:
             try:
                 rows = self.pictures.rows(sequence, budget) if sequence.media else None
             except SelfError as error:
-                self._refusals.append(self._end_badly(sequence, _failed_by(sequence.id, error)))
+                self._untold.append(self._end_badly(sequence, _failed_by(sequence.id, error)))
                 continue
             if rows is not None:
                 self._add_chunk(plan, sequence, len(rows.embeddings))
@@ -239,7 +246,7 @@ class Scheduler:
             self._close(sequence)
             if sequence.slot >= 0:
                 self.slots.discard(sequence)
-            self._refusals.append(_failed_by(sequence.id, error))
+            self._untold.append(_failed_by(sequence.id, error))
         else:
             self.running[sequence.id] = sequence
 
@@ -255,10 +262,18 @@ class Scheduler:
             for other in self.running.values()
         )
 
+    def _advance_long_prompt(self) -> None:
+        news = self.long_prompts.advance(self.running)
+        if news is not None and news[0].request.return_progress:
+            sequence, num_computed = news
+            self._untold.append(self._progress(sequence, num_computed, self._clock()))
+
     def _share_prefill(self, plan: Plan, sequences: list[Sequence]) -> None:
+        sequences = [s for s in sequences if not self.long_prompts.is_away(s)]
         if not sequences:
             return
-        budget = self._pace.prefill_budget(len(plan.chunks))
+        num_decoding = len(plan.chunks)
+        budget = self._pace.prefill_budget(num_decoding, is_shared=self.long_prompts.is_busy)
         budget = min(budget, self._capabilities.batch_size - plan.num_tokens)
         self._is_oldest_turn = not self._is_oldest_turn
         if not self._is_oldest_turn:
@@ -268,6 +283,8 @@ class Scheduler:
             if budget < least:
                 return
             sequence.next_stop = self._stop_of(sequence)
+            if num_decoding and self.long_prompts.try_send(sequence, budget):
+                continue
             left = min(sequence.next_stop - sequence.num_computed, sequence.num_text_pending)
             count = min(left, budget)
             if count > 0 and (count == left or count >= least):
@@ -355,7 +372,7 @@ class Scheduler:
         sequence.num_failures = 0
         self.slots.computed(sequence)
         if sequence.request.return_progress and not sequence.is_decoding:
-            events.append(self._progress(sequence, now_s))
+            events.append(self._progress(sequence, sequence.num_computed, now_s))
         if logits is None or not chunk.num_outputs:
             return
         rows = logits[chunk.first_output : chunk.first_output + chunk.num_outputs]
@@ -366,12 +383,12 @@ class Scheduler:
             self._close(sequence)
         events += new
 
-    def _progress(self, sequence: Sequence, now_s: float) -> Progress:
+    def _progress(self, sequence: Sequence, num_computed: int, now_s: float) -> Progress:
         return Progress(
             id=sequence.id,
             total=sequence.num_prompt,
             cache=sequence.num_cached,
-            processed=sequence.num_computed,
+            processed=num_computed,
             time_ms=(now_s - sequence.started_s) * 1e3,
         )
 
@@ -411,5 +428,6 @@ class Scheduler:
         if sequence.chooser is not None:
             sequence.chooser.close()
             sequence.chooser = None
+        self.long_prompts.forget(sequence)
         if self.pictures is not None:
             self.pictures.forget(sequence)

@@ -52,6 +52,8 @@ class Sequence:
     started_s: float = 0.0
     first_token_s: float = 0.0
     num_failures: int = 0
+    stays: bool = False
+    """Whether its prompt is left to the steps, since it could not be read on the side."""
     probs: list[TokenProbs] = field(default_factory=list)
     """Of tokens whose text was not sent yet."""
     unsent_tokens: list[int] = field(default_factory=list)

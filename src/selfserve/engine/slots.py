@@ -308,6 +308,15 @@ class SlotTable:
         source.owner = None
         self._clear(source)
 
+    def take_over(self, sequence: Sequence, length: int, blob: Blob) -> bool:
+        """Brings a running sequence to the first `length` tokens, whose memory was computed
+        elsewhere. False: it is back at its start."""
+        position = sequence.media.position_of(length)
+        done = self._runner.restore(sequence.slot, blob, length=position)
+        sequence.num_computed = length if done else 0
+        self.computed(sequence)
+        return done
+
     def cut(self, sequence: Sequence, length: int) -> bool:
         """Drops a running sequence's memory behind `length`: refused drafts."""
         return self._runner.cut(sequence.slot, sequence.media.position_of(length))

@@ -58,6 +58,9 @@ class EngineStats:
             counters={
                 **self._counters,
                 "requests_aborted": self.num_aborted,
+                "prompt_tokens_computed": (
+                    self._counters["prompt_tokens_computed"] + scheduler.long_prompts.num_tokens
+                ),
                 "cache_bytes": pool.num_bytes,
                 "cache_entries": len(pool),
                 "cache_hits": pool.num_hits,

@@ -1,0 +1,70 @@
+"""A long prompt that was read in another context gives the answer of one that was read in its slot,
+whatever kind of memory the model has."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from tests.support.builders import make_request
+from tests.support.tiny_chat import random_words
+from tests.support.tiny_engine import ColdAnswers, TinyEngine
+
+MakeEngine = Callable[..., TinyEngine]
+
+
+def prompt_of(engine: TinyEngine, seed: int, num_words: int) -> list[int]:
+    text = random_words(random.Random(seed), num_words)
+    return engine.vocabulary.tokenize(text, add_special=True, parse_special=True)
+
+
+def watched_engine(make_engine: MakeEngine) -> TinyEngine:
+    """Somebody decodes in slot 0, so that the other slots are not the first of the context."""
+    engine = make_engine(num_slots=3, step_ms=20.0, has_side=True)
+    engine.add(make_request("watched", prompt_of(engine, 1, 5), max_tokens=600, n_probs=0))
+    while not engine.tokens("watched"):
+        engine.step()
+    return engine
+
+
+def run_until_end(engine: TinyEngine, request_id: str) -> None:
+    while not engine.has_ended(request_id):
+        engine.step()
+
+
+def test_a_prompt_read_on_the_side_is_answered_as_a_cold_one(
+    make_engine: MakeEngine, cold: ColdAnswers
+) -> None:
+    engine = watched_engine(make_engine)
+    request = make_request("long", prompt_of(engine, 2, 250), max_tokens=30)
+    engine.add(request)
+    run_until_end(engine, "long")
+    assert engine.scheduler.long_prompts.num_tokens > 100
+    assert cold.of(request).agrees(engine.tokens("long"))
+
+
+def test_a_longer_prompt_goes_on_from_what_its_slot_remembers(
+    make_engine: MakeEngine, cold: ColdAnswers
+) -> None:
+    engine = watched_engine(make_engine)
+    first = make_request("first", prompt_of(engine, 3, 150), max_tokens=10)
+    engine.add(first)
+    run_until_end(engine, "first")
+    before = engine.scheduler.long_prompts.num_tokens
+    held = [*first.prompt, *engine.tokens("first")]
+    more = make_request("more", [*held, *prompt_of(engine, 4, 200)], max_tokens=30)
+    engine.add(more)
+    run_until_end(engine, "more")
+    assert engine.finished("more").cached_tokens >= len(first.prompt)
+    assert 100 < engine.scheduler.long_prompts.num_tokens - before <= len(more.prompt) - len(held)
+    assert cold.of(more).agrees(engine.tokens("more"))
+
+
+def test_the_one_who_decodes_is_not_disturbed(make_engine: MakeEngine, cold: ColdAnswers) -> None:
+    engine = watched_engine(make_engine)
+    engine.add(make_request("long", prompt_of(engine, 5, 250), max_tokens=1))
+    run_until_end(engine, "long")
+    assert engine.scheduler.long_prompts.num_tokens > 100
+    run_until_end(engine, "watched")
+    watched = make_request("watched", prompt_of(engine, 1, 5), max_tokens=600)
+    assert cold.of(watched).agrees(engine.tokens("watched"))
