@@ -38,16 +38,36 @@ class EngineSwitch:
         return getattr(self.current, name)
 
 
+class SharedApps:
+    """One application for each combination of settings, all in front of one switch."""
+
+    def __init__(self) -> None:
+        self.switch = EngineSwitch()
+        self._apps: dict[str, ASGIApp] = {}
+
+    def with_settings(self, settings: ServerSettings) -> ASGIApp:
+        key = repr(settings)
+        if key not in self._apps:
+            self._apps[key] = create_app(self.switch, settings, MODEL)
+        return self._apps[key]
+
+
 @pytest.fixture(scope="session")
-def shared_app() -> tuple[EngineSwitch, ASGIApp]:
-    switch = EngineSwitch()
-    switch.current = FakeEngine()
-    return switch, create_app(switch, ServerSettings(), MODEL)
+def shared_apps() -> SharedApps:
+    apps = SharedApps()
+    apps.switch.current = FakeEngine()
+    return apps
 
 
 @pytest.fixture
-def app(engine: FakeEngine, shared_app: tuple[EngineSwitch, ASGIApp]) -> ASGIApp:
+def shared_app(engine: FakeEngine, shared_apps: SharedApps) -> AppMaker:
+    """The application with some settings in front of this test's engine. It has served other
+    tests: what it counts or has read from the first engine's vocabulary is not this test's."""
+    shared_apps.switch.current = engine
+    return lambda **settings: shared_apps.with_settings(ServerSettings(**settings))
+
+
+@pytest.fixture
+def app(shared_app: AppMaker) -> ASGIApp:
     """The application with default settings in front of this test's engine."""
-    switch, app = shared_app
-    switch.current = engine
-    return app
+    return shared_app()

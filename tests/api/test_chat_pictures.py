@@ -137,3 +137,9 @@ def test_a_context_with_pictures_is_not_shifted(make_app: AppMaker, engine: Fake
     for messages in ([user(solid("red"), "Hi")], [user("Hi")]):
         assert call(app, chat_body(messages=messages)).status == 200
     assert [request.n_keep for request in engine.requests] == [None, 0]
+
+
+def test_text_makes_no_client_for_pictures(app: ASGIApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("selfserve.api.pictures.ImageLoader")
+    assert call(app, chat_body()).status == 200
+    assert call(app, {"prompt": "hi"}, path="/completion").status == 200

@@ -21,12 +21,6 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 
 
 @pytest.fixture
-def app(make_app: AppMaker) -> ASGIApp:
-    """Of its own: these tests need another vocabulary, or count what happened."""
-    return make_app()
-
-
-@pytest.fixture
 def ask(app: ASGIApp, engine: FakeEngine) -> Ask:
     """Sends a chat and gives the request that the engine got."""
 
@@ -245,9 +239,10 @@ def test_a_prompt_must_leave_room_for_a_token(
 
 
 class TestThinking:
-    @pytest.fixture(autouse=True)
-    def thinker(self, engine: FakeEngine) -> None:
+    @pytest.fixture
+    def app(self, engine: FakeEngine, make_app: AppMaker) -> ASGIApp:
         engine.vocabulary = ByteVocabulary(THINKING_TEMPLATE)
+        return make_app()
 
     @pytest.mark.parametrize(
         ("fields", "is_open", "budget"),
@@ -290,6 +285,7 @@ class TestThinking:
     def test_a_model_may_think_only_when_asked(
         self, engine: FakeEngine, make_app: Callable[..., ASGIApp]
     ) -> None:
+        engine.vocabulary = ByteVocabulary(THINKING_TEMPLATE)
         app = make_app(ModelInfo(id="m", thinking_default=False))
         for fields, is_open in (({}, False), ({"reasoning_effort": "low"}, True)):
             call(app, chat_body(**fields))
@@ -300,6 +296,7 @@ class TestThinking:
     def test_budgets_are_configurable(
         self, engine: FakeEngine, make_app: Callable[..., ASGIApp]
     ) -> None:
+        engine.vocabulary = ByteVocabulary(THINKING_TEMPLATE)
         app = make_app(reasoning_budgets={"low": 7})
         for effort, budget in (("low", 7), ("high", None)):
             call(app, chat_body(reasoning_effort=effort))
@@ -328,10 +325,11 @@ class TestThinkingThatTheModelBegins:
 
     TURN = "<|im_start|>assistant\n"
 
-    @pytest.fixture(autouse=True)
-    def qwen(self, engine: FakeEngine) -> None:
+    @pytest.fixture
+    def app(self, engine: FakeEngine, make_app: AppMaker) -> ASGIApp:
         template = shared_data("templates/Qwen-Qwen3-0.6B.jinja").read_text(encoding="utf-8")
         engine.vocabulary = ByteVocabulary(template)
+        return make_app()
 
     def end_of(self, engine: FakeEngine, request: Request) -> str:
         return str(engine.vocabulary.text(request.prompt).rpartition(self.TURN)[2])

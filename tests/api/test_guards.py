@@ -67,15 +67,15 @@ FOREIGN = [
 @pytest.mark.parametrize("host", FOREIGN)
 @pytest.mark.parametrize("bind", ["127.0.0.1", "localhost", "::1"])
 def test_foreign_hosts_are_refused_on_a_loopback_bind(
-    make_app: AppMaker, host: str, bind: str
+    shared_app: AppMaker, host: str, bind: str
 ) -> None:
-    refused = get(make_app(host=bind), Host=host)
+    refused = get(shared_app(host=bind), Host=host)
     assert refused.status == 403
     assert refused.error["type"] == "forbidden"
 
 
-def test_any_host_will_do_on_an_open_bind(make_app: AppMaker) -> None:
-    assert get(make_app(host="0.0.0.0"), Host="box.lan:8080").status == 200
+def test_any_host_will_do_on_an_open_bind(shared_app: AppMaker) -> None:
+    assert get(shared_app(host="0.0.0.0"), Host="box.lan:8080").status == 200
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,8 @@ def test_the_own_page_is_welcome(app: ASGIApp, origin: str) -> None:
     assert "access-control-allow-origin" not in answered.response_headers
 
 
-def test_default_ports_belong_to_the_origin(make_app: AppMaker) -> None:
-    app = make_app(host="0.0.0.0")
+def test_default_ports_belong_to_the_origin(shared_app: AppMaker) -> None:
+    app = shared_app(host="0.0.0.0")
     assert get(app, Host="box.lan", Origin="http://box.lan").status == 200
     assert get(app, Host="box.lan:443", Origin="https://box.lan").status == 200
     assert get(app, Host="box.lan:8080", Origin="http://box.lan").status == 403
@@ -122,9 +122,9 @@ def test_default_ports_belong_to_the_origin(make_app: AppMaker) -> None:
 
 @pytest.mark.parametrize("allowed", ["https://app.example", "https://app.example/", "*"])
 def test_allowed_origins_get_the_headers_that_browsers_need(
-    make_app: AppMaker, allowed: str
+    shared_app: AppMaker, allowed: str
 ) -> None:
-    app = make_app(allowed_origins=(allowed,), api_keys=("k",))
+    app = shared_app(allowed_origins=(allowed,), api_keys=("k",))
     origin = "https://app.example"
     preflight = get(
         app,
@@ -147,8 +147,8 @@ def test_allowed_origins_get_the_headers_that_browsers_need(
     assert "access-control-allow-credentials" not in answered.response_headers
 
 
-def test_two_origins_are_none(make_app: AppMaker) -> None:
-    app = make_app(allowed_origins=("https://a.example",))
+def test_two_origins_are_none(shared_app: AppMaker) -> None:
+    app = shared_app(allowed_origins=("https://a.example",))
     headers = [("Origin", "https://a.example"), ("Origin", "https://b.example")]
     assert call(app, path="/health", method="GET", headers=headers).status == 403
 
@@ -158,8 +158,10 @@ def test_two_origins_are_none(make_app: AppMaker) -> None:
     "given",
     ["", "Bearer", "Bearer ", "Bearer wrong", "Bearer secre", "Basic secret", "secret", "Bearer ä"],
 )
-def test_every_route_needs_the_key(make_app: AppMaker, method: str, path: str, given: str) -> None:
-    refused = get(make_app(api_keys=("secret", "other")), path, method, Authorization=given)
+def test_every_route_needs_the_key(
+    shared_app: AppMaker, method: str, path: str, given: str
+) -> None:
+    refused = get(shared_app(api_keys=("secret", "other")), path, method, Authorization=given)
     assert refused.status == 401
     assert refused.error["type"] == "unauthorized"
     assert refused.response_headers["www-authenticate"] == "Bearer"
@@ -174,13 +176,13 @@ def test_every_route_needs_the_key(make_app: AppMaker, method: str, path: str, g
         "Bearer schlüssel".encode().decode("latin-1"),
     ],
 )
-def test_any_key_opens(make_app: AppMaker, given: str) -> None:
-    app = make_app(api_keys=("secret", "other", "schlüssel"))
+def test_any_key_opens(shared_app: AppMaker, given: str) -> None:
+    app = shared_app(api_keys=("secret", "other", "schlüssel"))
     assert get(app, CHAT, "POST", Authorization=given).status == 200
 
 
-def test_health_never_needs_a_key(make_app: AppMaker) -> None:
-    app = make_app(api_keys=("secret",))
+def test_health_never_needs_a_key(shared_app: AppMaker) -> None:
+    app = shared_app(api_keys=("secret",))
     assert get(app).status == 200
     assert get(app, "/health/").status == 401
 

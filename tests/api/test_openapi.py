@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import jsonschema
@@ -40,11 +41,12 @@ def document() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def validate(document: dict[str, Any]) -> Validate:
-    def check(value: Any, model: str) -> None:
+    @cache
+    def validator(model: str) -> jsonschema.Draft202012Validator:
         schema = {"$ref": f"#/components/schemas/{model}", "components": document["components"]}
-        jsonschema.Draft202012Validator(schema).validate(value)
+        return jsonschema.Draft202012Validator(schema)
 
-    return check
+    return lambda value, model: validator(model).validate(value)
 
 
 def values(table: dict[str, list[Any]]) -> list[Any]:

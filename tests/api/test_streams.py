@@ -17,12 +17,6 @@ AppMaker = Callable[..., ASGIApp]
 STREAM = chat_body(stream=True)
 
 
-@pytest.fixture
-def app(make_app: AppMaker) -> ASGIApp:
-    """Of its own: these tests need another vocabulary, or count what happened."""
-    return make_app()
-
-
 def run(scene: Coroutine[Any, Any, None]) -> None:
     """Plays a scene and checks that no task of it is left."""
 
@@ -125,10 +119,12 @@ def test_admission_refuses_at_once_with_the_same_status(
     assert engine.requests == []
 
 
-def test_a_full_queue_refuses_before_any_costly_work(app: ASGIApp, engine: FakeEngine) -> None:
+def test_a_full_queue_refuses_before_any_costly_work(
+    make_app: AppMaker, engine: FakeEngine
+) -> None:
     engine.capacity = 0
     engine.vocabulary.tokenize = None
-    assert call(app, chat_body(grammar="broken (")).status == 429
+    assert call(make_app(), chat_body(grammar="broken (")).status == 429
 
 
 def test_a_body_is_checked_before_a_place_is_taken(app: ASGIApp, engine: FakeEngine) -> None:
@@ -255,8 +251,10 @@ def test_a_client_that_leaves_while_sending_ends_quietly(app: ASGIApp, engine: F
 
 
 def test_departures_are_counted_and_complete_answers_are_not(
-    app: ASGIApp, engine: FakeEngine
+    make_app: AppMaker, engine: FakeEngine
 ) -> None:
+    app = make_app()
+
     async def scene() -> None:
         await Call(app, body=STREAM).finish()
         await Call(app, body=chat_body()).finish()

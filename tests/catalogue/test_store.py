@@ -284,11 +284,11 @@ def test_nothing_outside_the_store_is_removed(tmp_path: Path, store: Store) -> N
 
 
 def test_the_models_folder_is_chosen_by_variable_or_lies_in_the_users_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert default_root() == tmp_path / "home" / "data" / "self" / "models"
+    assert default_root() == home / "data" / "self" / "models"
     monkeypatch.setenv("SELF_MODELS", "~/elsewhere")
-    assert default_root() == tmp_path / "home" / "elsewhere"
+    assert default_root() == home / "elsewhere"
 
 
 def test_a_models_folder_that_cannot_be_made_is_named(hub: FakeHub, tmp_path: Path) -> None:

@@ -79,10 +79,10 @@ def test_a_section_may_be_that_of_a_file(file: Path) -> None:
 
 
 def test_the_file_lies_in_the_config_folder_unless_it_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: Path
 ) -> None:
     path = default_file()
-    assert path == tmp_path / "home" / "config" / "self" / "settings.yml"
+    assert path == home / "config" / "self" / "settings.yml"
     path.parent.mkdir(parents=True)
     path.write_text("port: 4000")
     assert choose(Given())["port"].value == 4000

@@ -32,7 +32,7 @@ class Order(BaseModel):
     note: str = Field(max_length=8)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(compat_url: str) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=compat_url, api_key="none", max_retries=0, timeout=60) as made:
         yield made

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import load_all_checks
 from schemathesis.specs.openapi.checks import positive_data_acceptance
+from starlette.types import Receive, Scope, Send
 from tests.support.fake_engine import MODEL, FakeEngine
 
 from selfserve.api.app import create_app
@@ -33,12 +34,17 @@ SEARCH = settings(
 )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def document() -> schemathesis.BaseSchema:
-    """Of an application of its own: the client ends its lifespan."""
+    """Of an application without a lifespan, which the client would end with the first test."""
     load_all_checks()
     app = create_app(FakeEngine(), ServerSettings(), MODEL)
-    return schemathesis.openapi.from_asgi("/openapi.json", app, headers=HEADERS)
+
+    async def without_lifespan(scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] != "lifespan"
+        await app(scope, receive, send)
+
+    return schemathesis.openapi.from_asgi("/openapi.json", without_lifespan, headers=HEADERS)
 
 
 def operations(document: schemathesis.BaseSchema) -> dict[str, schemathesis.APIOperation]:

@@ -11,6 +11,8 @@ import pytest
 from tests.support.live_server import live_server
 
 Ask = Callable[..., dict[str, Any]]
+SMALL_CONTEXT = 96
+"""Tokens: it is soon full."""
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +25,16 @@ def live_url() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def http(live_url: str) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=live_url, timeout=110, trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def small() -> Iterator[httpx.Client]:
+    """A client of a server with a small context."""
+    with (
+        live_server(context_size=SMALL_CONTEXT) as url,
+        httpx.Client(base_url=url, timeout=110, trust_env=False) as client,
+    ):
         yield client
 
 

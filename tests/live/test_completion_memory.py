@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-from tests.support.live_server import live_server
+from tests.live.conftest import SMALL_CONTEXT
 
-CONTEXT = 128
-PROMPT = [2000 + number for number in range(CONTEXT - 8)]
+PROMPT = [2000 + number for number in range(SMALL_CONTEXT - 8)]
 """Leaves room for eight tokens."""
-
-
-@pytest.fixture(scope="module")
-def small() -> Iterator[httpx.Client]:
-    with (
-        live_server(context_size=CONTEXT) as url,
-        httpx.Client(base_url=url, timeout=110, trust_env=False) as client,
-    ):
-        yield client
 
 
 def complete(small: httpx.Client, **fields: Any) -> Any:
@@ -67,14 +56,14 @@ def test_what_is_kept_changes_what_follows(small: httpx.Client) -> None:
         found = complete(small, n_predict=12, n_keep=keep, n_probs=1)["completion_probabilities"]
         return [entry["logprob"] for entry in found]
 
-    none, many = logprobs(0), logprobs(100)
+    none, many = logprobs(0), logprobs(SMALL_CONTEXT - 28)
     assert none[:8] == pytest.approx(many[:8], abs=0.2)
     assert none[8:] != pytest.approx(many[8:], abs=0.2)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_prompt_beyond_the_context_is_refused(small: httpx.Client, stream: bool) -> None:
-    longest = [2000] * (CONTEXT - 1)
+    longest = [2000] * (SMALL_CONTEXT - 1)
     assert complete(small, prompt=longest)["tokens_predicted"] == 1
     for excess in (1, 50):
         body = {"prompt": [*longest, *[2000] * excess], "n_keep": 0, "stream": stream}
@@ -82,11 +71,14 @@ def test_a_prompt_beyond_the_context_is_refused(small: httpx.Client, stream: boo
         assert refused.status_code == 400
         error = refused.json()["error"]
         assert error["code"] == "context_length_exceeded"
-        assert (error["n_prompt_tokens"], error["n_ctx"]) == (CONTEXT - 1 + excess, CONTEXT)
+        assert (error["n_prompt_tokens"], error["n_ctx"]) == (
+            SMALL_CONTEXT - 1 + excess,
+            SMALL_CONTEXT,
+        )
 
 
 def test_progress_tells_how_much_of_the_prompt_is_evaluated(small: httpx.Client) -> None:
-    prompt = [3000 + number for number in range(CONTEXT - 8)]
+    prompt = [3000 + number for number in range(SMALL_CONTEXT - 8)]
     body = {"prompt": prompt, "n_predict": 1, "stream": True, "return_progress": True}
     lines = small.post("/completion", json=body).text.split("\n\n")
     events = [json.loads(line.removeprefix("data: ")) for line in lines if line]
@@ -99,6 +91,6 @@ def test_progress_tells_how_much_of_the_prompt_is_evaluated(small: httpx.Client)
 
 
 def test_several_prompts_may_fill_all_slots_at_once(small: httpx.Client) -> None:
-    prompts = [[4000 + 100 * i + number for number in range(60)] for i in range(6)]
+    prompts = [[4000 + 100 * i + number for number in range(30)] for i in range(6)]
     answers = complete(small, prompt=prompts, n_predict=4)
     assert [answer["tokens_predicted"] for answer in answers] == [4] * 6

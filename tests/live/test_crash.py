@@ -29,7 +29,7 @@ QUESTION = "Name three colours."
 def child() -> Iterator[ChildServer]:
     """A server of the installed command, with two slots."""
     command = [sys.executable, "-m", "selfserve", "serve", str(smollm2_path()), "--port", "0"]
-    command += ["--parallel", "2", "--context-size", "1024", "--cache-ram", "16"]
+    command += ["--parallel", "2", "--context-size", "1024", "--cache-ram", "16", "--drain", "0.5"]
     with child_server(command, limit_s=60) as server:
         yield server
 

@@ -13,11 +13,12 @@ import httpx
 import openai
 import pytest
 import requests
+from tests.live.conftest import SMALL_CONTEXT
 from tests.support.chat_client import CHAT, ask, chat_of, events_of, joined, stream, text_of
 from tests.support.live_server import CONTEXT, NUM_SLOTS
 
 QUESTIONS = ("Explain embeddings in one sentence.", "Count to three.", "What is a 🐙? Say 章鱼.")
-NUM_AT_ONCE = 16
+NUM_AT_ONCE = 2 * NUM_SLOTS
 
 FIRST_CHAT: dict[str, Any] = {
     "model": "text-model",
@@ -115,7 +116,7 @@ class TestTheFirstExamples:
         assert events_of(output_of(*command, body).removesuffix("\n"))[-1] == "[DONE]"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(live_url: str) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{live_url}/v1", api_key="none", max_retries=0) as made:
         yield made
@@ -148,10 +149,10 @@ def test_the_official_client_chats_and_streams_the_same(client: openai.OpenAI) -
 def test_greedy_answers_are_always_the_same_streamed_or_not(
     http: httpx.Client, question: str
 ) -> None:
-    first = text_of(ask(http, question, max_tokens=32))
+    first = text_of(ask(http, question, max_tokens=16))
     assert first
-    assert text_of(ask(http, question, max_tokens=32)) == first
-    streamed = stream(http, question, max_tokens=32)
+    assert text_of(ask(http, question, max_tokens=16)) == first
+    streamed = stream(http, question, max_tokens=16)
     assert joined(streamed) == first
     assert streamed[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
 
@@ -207,10 +208,10 @@ def test_a_prompt_over_the_context_is_refused_in_either_form(
     assert error["n_prompt_tokens"] > CONTEXT
 
 
-def test_an_answer_ends_where_the_context_does(http: httpx.Client) -> None:
-    answer = ask(http, "word " * (CONTEXT - 45), max_tokens=None, ignore_eos=True)
+def test_an_answer_ends_where_the_context_does(small: httpx.Client) -> None:
+    answer = ask(small, "word " * 10, max_tokens=None, ignore_eos=True)
     assert answer["choices"][0]["finish_reason"] == "length"
-    assert answer["usage"]["total_tokens"] == CONTEXT
+    assert answer["usage"]["total_tokens"] == SMALL_CONTEXT
 
 
 BROKEN: list[tuple[bytes, str | None]] = [

@@ -27,7 +27,7 @@ def test_after_many_hangups_the_server_is_as_good_as_new(
     expected = answer(http)
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
     before = usage(processes)
-    num_read = hang_up_often(live_url, 40, seed)
+    num_read = hang_up_often(live_url, 24, seed)
     assert any(num_read)
     assert not all(num_read)
     assert wait_until(lambda: all_slots_are_free(http))

@@ -18,6 +18,7 @@ from tests.support.picture_chat import (
     user,
 )
 from tests.support.picture_server import make_certificate, running_server
+from tests.vision.conftest import CONTEXT
 
 from selfserve.config import ServerSettings
 
@@ -34,12 +35,12 @@ def test_more_pictures_than_allowed_are_refused_before_any_is_fetched(chat: Pict
 
 def test_pictures_over_the_context_are_an_overflow(chat: PictureChat) -> None:
     short = chat.answer(user("word " * 10))["usage"]["prompt_tokens"]
-    text = "word " * (10 + 1015 - short)
+    text = "word " * (10 + CONTEXT - 9 - short)
     within, over = chat.post(user(text)), chat.post(user(solid("red"), solid("blue"), text))
     assert (within.status_code, over.status_code) == (200, 400)
     error = over.json()["error"]
     assert error["code"] == "context_length_exceeded"
-    assert error["n_prompt_tokens"] > error["n_ctx"] == 1024
+    assert error["n_prompt_tokens"] > error["n_ctx"] == CONTEXT
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -74,7 +75,7 @@ def test_a_served_picture_is_seen_where_that_is_allowed(
     settings = ServerSettings(allow_private_images=True)
     with (
         running_server(certificate) as server,
-        live_server(settings, projector_path=projector_path()) as url,
+        live_server(settings, context_size=CONTEXT, projector_path=projector_path()) as url,
         httpx.Client(base_url=url, timeout=60, trust_env=False) as http,
     ):
         server.serve("/red.png", png(solid("red")))

@@ -28,11 +28,11 @@ class PictureIntake:
 
     async def from_urls(self, urls: Sequence[tuple[str, str]]) -> tuple[Picture, ...]:
         """The pictures behind (path of the field, URL), in that order. Raises RequestError."""
-        return await self._all(self._images().load, urls)
+        return await self._all(self._images().load, urls) if urls else ()
 
     async def from_base64(self, items: Sequence[tuple[str, str]]) -> tuple[Picture, ...]:
         """As `from_urls`, of (path of the field, base64)."""
-        return await self._all(self._images().load_base64, items)
+        return await self._all(self._images().load_base64, items) if items else ()
 
     async def close(self) -> None:
         if self._loader is not None:

@@ -143,6 +143,8 @@ def _fitted(
             context_is_decided=choices["context_size"].is_decided,
             slots_are_decided=choices["parallel"].is_decided,
         )
+    settings = replace(settings, reads_aside=chosen.has_side)
+    load = replace(load, has_side=chosen.has_side)
     if chosen != load:
         output.status(
             f"{load.num_slots} slots of {load.context_size} tokens do not fit: the model "

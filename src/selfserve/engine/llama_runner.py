@@ -108,6 +108,7 @@ class LlamaRunner:
             has_window=bool(self._model.sliding_window),
             has_state=self._model.is_recurrent or self._model.is_hybrid,
         )
+        self._is_wanted_aside = settings.reads_aside
         self._batch = Batch(batch_size)
         self._ubatch_size = ubatch_size
         model = self._model
@@ -234,7 +235,8 @@ class LlamaRunner:
         a piece of a prompt hardly slower than one without, and its memory is scarce."""
         model = self._model
         has_known_state = not (model.is_hybrid and model.sliding_window)
-        return self._capabilities.num_slots > 1 and not model.gpus and has_known_state
+        is_wanted = self._is_wanted_aside and self._capabilities.num_slots > 1
+        return is_wanted and has_known_state and not model.gpus
 
     def open_side_memory(self, size: int, between: Callable[[], bool]) -> LlamaSideMemory:
         """See `prefiller.OpenMemory`. Close it before the runner. Raises ModelLoadError."""
