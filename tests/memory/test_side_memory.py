@@ -36,7 +36,7 @@ def test_a_prompt_read_on_the_side_is_answered_as_a_cold_one(
     make_engine: MakeEngine, cold: ColdAnswers
 ) -> None:
     engine = watched_engine(make_engine)
-    request = make_request("long", prompt_of(engine, 2, 250), max_tokens=30)
+    request = make_request("long", prompt_of(engine, 2, 350), max_tokens=30)
     engine.add(request)
     run_until_end(engine, "long")
     assert engine.scheduler.long_prompts.num_tokens > 100
@@ -47,12 +47,12 @@ def test_a_longer_prompt_goes_on_from_what_its_slot_remembers(
     make_engine: MakeEngine, cold: ColdAnswers
 ) -> None:
     engine = watched_engine(make_engine)
-    first = make_request("first", prompt_of(engine, 3, 150), max_tokens=10)
+    first = make_request("first", prompt_of(engine, 3, 280), max_tokens=10)
     engine.add(first)
     run_until_end(engine, "first")
     before = engine.scheduler.long_prompts.num_tokens
     held = [*first.prompt, *engine.tokens("first")]
-    more = make_request("more", [*held, *prompt_of(engine, 4, 200)], max_tokens=30)
+    more = make_request("more", [*held, *prompt_of(engine, 4, 340)], max_tokens=30)
     engine.add(more)
     run_until_end(engine, "more")
     assert engine.finished("more").cached_tokens >= len(first.prompt)
@@ -62,7 +62,7 @@ def test_a_longer_prompt_goes_on_from_what_its_slot_remembers(
 
 def test_the_one_who_decodes_is_not_disturbed(make_engine: MakeEngine, cold: ColdAnswers) -> None:
     engine = watched_engine(make_engine)
-    engine.add(make_request("long", prompt_of(engine, 5, 250), max_tokens=1))
+    engine.add(make_request("long", prompt_of(engine, 5, 350), max_tokens=1))
     run_until_end(engine, "long")
     assert engine.scheduler.long_prompts.num_tokens > 100
     run_until_end(engine, "watched")
