@@ -139,6 +139,12 @@ def test_the_memory_grows_with_the_prompts_and_no_more_often(bench: Bench) -> No
     assert bench.sizes == [10, 30]
 
 
+def test_between_jobs_there_is_no_thread(bench: Bench) -> None:
+    for name in "ab":
+        bench.run(job(name))
+        assert not any(thread.name == "prefill" for thread in threading.enumerate())
+
+
 def test_closing_does_not_wait_for_the_rest_of_a_job(bench: Bench) -> None:
     bench.gate.clear()
     bench.prefiller.begin(job())

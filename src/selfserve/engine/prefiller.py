@@ -1,13 +1,14 @@
 """Reads a long prompt beside the engine's loop, in a memory of its own.
 
 Rules of this file
-    The thread computes only in its turns (see `turns`), and copies memory outside them.
+    A job's thread computes only in its turns (see `turns`), and copies memory outside them.
+    It ends with its job: libgomp counts the threads of each thread that ever computed, and with
+    more of them than processors all wait in their sleep, which makes decoding a third slower.
     What was read in part is never handed out: a job ends with its whole memory or with nothing.
 """
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -79,8 +80,8 @@ class Job:
 
 
 class Prefiller:
-    """A side thread and its memory, which it makes when a job first needs so much. One job at a
-    time.
+    """One job at a time, each on a thread of its own, and their memory, which is made when a job
+    first needs so much.
 
     All methods belong to the engine's thread, and none blocks but `close`.
     """
@@ -100,7 +101,6 @@ class Prefiller:
         self._wake = wake
         self._thread: threading.Thread | None = None
         self._memory: SideMemory | None = None
-        self._orders: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.job: Job | None = None
         """The one that was begun last and not collected yet."""
         self._held: tuple[str, int] | None = None
@@ -115,17 +115,16 @@ class Prefiller:
     def begin(self, job: Job) -> None:
         """Starts a job. The one before must have been collected."""
         assert self.job is None
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="prefill", daemon=True)
-            self._thread.start()
         self.job, self._held = job, None
-        self._orders.put(job)
+        self._thread = threading.Thread(target=self._do, args=(job,), name="prefill", daemon=True)
+        self._thread.start()
 
     def collect(self) -> Job | None:
         """The job that was begun last, once it is done."""
         job = self.job
         if job is None or not job.is_done:
             return None
+        self._end_thread()
         self.job = None
         if job.result is not None and not job.is_cancelled:
             self._held = job.request_id, job.end
@@ -137,21 +136,19 @@ class Prefiller:
             self.job.is_cancelled = True
 
     def close(self) -> None:
-        """Ends the thread, and a job within a few operations, and frees the memory."""
-        if self._thread is not None:
-            self.cancel()
-            self._orders.put(None)
-            self._thread.join()
-            self._thread = None
+        """Ends the job within a few operations, and frees the memory."""
+        self.cancel()
+        self._end_thread()
         if self._memory is not None:
             self._memory.close()
             self._memory = None
 
-    # --- on the side thread ---------------------------------------------------------------
+    def _end_thread(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
 
-    def _work(self) -> None:
-        while (job := self._orders.get()) is not None:
-            self._do(job)
+    # --- on the job's thread --------------------------------------------------------------
 
     def _do(self, job: Job) -> None:
         try:
