@@ -124,25 +124,28 @@ def test_a_failed_compiler_leaves_nothing_and_keeps_the_old_library(
     assert [path.read_text() for path in target.parent.iterdir()] == ["the old one"]
 
 
-def test_a_failed_build_is_told_in_one_line_and_the_set_up_goes_on(
-    setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def told_by_set_up(
+    setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> str:
+    """What the set-up shows of a build by `script`."""
     (tmp_path / "tools").mkdir()
-    (tmp_path / "tools" / "build_blas.py").write_text("raise SystemExit('no such header')")
+    (tmp_path / "tools" / "build_blas.py").write_text(script)
     monkeypatch.setattr(setup, "ROOT", tmp_path)
     stream = io.StringIO()
     setup._build_blas(setup.Progress(stream))
-    assert stream.getvalue().startswith("The BLAS backend could not be compiled: ")
-    assert stream.getvalue().count("\n") == 1
+    return stream.getvalue()
+
+
+def test_a_failed_build_is_told_in_one_line_and_the_set_up_goes_on(
+    setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = told_by_set_up(setup, tmp_path, monkeypatch, "raise SystemExit('no such header')")
+    assert told.startswith("The BLAS backend could not be compiled: ")
+    assert told.count("\n") == 1
     assert "no such header" in setup.LOG.read_text()
 
 
 def test_a_build_that_works_says_nothing(
     setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "tools").mkdir()
-    (tmp_path / "tools" / "build_blas.py").write_text("")
-    monkeypatch.setattr(setup, "ROOT", tmp_path)
-    stream = io.StringIO()
-    setup._build_blas(setup.Progress(stream))
-    assert stream.getvalue() == ""
+    assert told_by_set_up(setup, tmp_path, monkeypatch, "") == ""

@@ -61,9 +61,12 @@ def test_alone_or_short_a_prompt_stays_in_the_steps() -> None:
 def test_the_one_who_decodes_goes_on_meanwhile() -> None:
     rig = watched_rig(side_polls=50)
     rig.add(make_request("long", random_text(1, 2000), max_tokens=1))
-    before = len(rig.tokens("watched"))
+    before, num_plans = len(rig.tokens("watched")), len(rig.runner.plans)
     until_end(rig, "long")
     assert len(rig.tokens("watched")) - before >= 50
+    *meanwhile, last = rig.runner.plans[num_plans:]
+    assert [len(plan) for plan in meanwhile] == [1] * len(meanwhile), "a step touched the prompt"
+    assert len(last) == 2
 
 
 def test_a_short_prompt_is_not_stuck_behind_a_long_one_on_the_side() -> None:
@@ -109,6 +112,7 @@ def test_an_aborted_long_prompt_leaves_its_slot_and_the_side_free() -> None:
     rig.step()
     assert rig.scheduler.long_prompts.is_busy
     rig.scheduler.abort("long")
+    assert rig.side.jobs[0].is_cancelled
     request = make_request("next", random_text(2, 2000), max_tokens=5)
     rig.add(request)
     until_end(rig, "next")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 from tests.support.builders import Clock
 
@@ -72,14 +73,13 @@ class Engine:
         self.thread.join(PATIENCE_S)
 
 
-def test_the_side_keeps_its_turn_until_its_time_is_over() -> None:
-    clock = Clock()
-    turns = ComputeTurns(0.05, clock)
+def check_length_of_a_turn(turns: ComputeTurns, clock: Clock, length_s: float) -> None:
+    """An engine that waits gets its turn after `length_s` of the side's, not before."""
     side = Side(turns)
     side.await_turn()
     engine = Engine(turns)
     engine.await_wanting(turns)
-    clock.now_s += 0.049
+    clock.now_s += length_s - 0.001
     side.tell("pause")
     side.await_turn()
     assert not engine.entered.is_set(), "the turn was cut short"
@@ -88,6 +88,11 @@ def test_the_side_keeps_its_turn_until_its_time_is_over() -> None:
     engine.leave()
     side.await_turn()
     side.end()
+
+
+def test_the_side_keeps_its_turn_until_its_time_is_over() -> None:
+    clock = Clock()
+    check_length_of_a_turn(ComputeTurns(0.05, clock), clock, 0.05)
 
 
 def test_nobody_waits_where_the_other_has_nothing_to_do() -> None:
@@ -104,19 +109,7 @@ def test_after_a_long_turn_of_the_engine_the_side_has_as_long() -> None:
     turns = ComputeTurns(0.05, clock)
     with turns.engine():
         clock.now_s += 0.4
-    side = Side(turns)
-    side.await_turn()
-    engine = Engine(turns)
-    engine.await_wanting(turns)
-    clock.now_s += 0.39
-    side.tell("pause")
-    side.await_turn()
-    assert not engine.entered.is_set()
-    clock.now_s += 0.02
-    side.tell("pause")
-    engine.leave()
-    side.await_turn()
-    side.end()
+    check_length_of_a_turn(turns, clock, 0.4)
 
 
 def test_an_engine_that_always_comes_back_at_once_leaves_the_side_its_turns() -> None:
@@ -128,6 +121,7 @@ def test_an_engine_that_always_comes_back_at_once_leaves_the_side_its_turns() ->
 
     def enter(name: str) -> None:
         inside.append(name)
+        time.sleep(0)  # lets the other thread run, if it may
         if len(inside) > 1:
             both.set()
         inside.remove(name)

@@ -10,6 +10,8 @@ from tests.support.builders import make_request
 from tests.support.tiny_chat import random_words
 from tests.support.tiny_engine import ColdAnswers, TinyEngine
 
+from selfserve.request import Request
+
 MakeEngine = Callable[..., TinyEngine]
 
 
@@ -32,14 +34,20 @@ def run_until_end(engine: TinyEngine, request_id: str) -> None:
         engine.step()
 
 
+def answer_beside(engine: TinyEngine, request: Request) -> int:
+    """Adds the request and runs to its end; how many of its tokens were read on the side."""
+    before = engine.scheduler.long_prompts.num_tokens
+    engine.add(request)
+    run_until_end(engine, request.id)
+    return engine.scheduler.long_prompts.num_tokens - before
+
+
 def test_a_prompt_read_on_the_side_is_answered_as_a_cold_one(
     make_engine: MakeEngine, cold: ColdAnswers
 ) -> None:
     engine = watched_engine(make_engine)
     request = make_request("long", prompt_of(engine, 2, 350), max_tokens=30)
-    engine.add(request)
-    run_until_end(engine, "long")
-    assert engine.scheduler.long_prompts.num_tokens > 100
+    assert answer_beside(engine, request) > 100
     assert cold.of(request).agrees(engine.tokens("long"))
 
 
@@ -48,23 +56,18 @@ def test_a_longer_prompt_goes_on_from_what_its_slot_remembers(
 ) -> None:
     engine = watched_engine(make_engine)
     first = make_request("first", prompt_of(engine, 3, 280), max_tokens=10)
-    engine.add(first)
-    run_until_end(engine, "first")
-    before = engine.scheduler.long_prompts.num_tokens
+    answer_beside(engine, first)
     held = [*first.prompt, *engine.tokens("first")]
     more = make_request("more", [*held, *prompt_of(engine, 4, 340)], max_tokens=30)
-    engine.add(more)
-    run_until_end(engine, "more")
+    assert 100 < answer_beside(engine, more) <= len(more.prompt) - len(held)
     assert engine.finished("more").cached_tokens >= len(first.prompt)
-    assert 100 < engine.scheduler.long_prompts.num_tokens - before <= len(more.prompt) - len(held)
     assert cold.of(more).agrees(engine.tokens("more"))
 
 
 def test_the_one_who_decodes_is_not_disturbed(make_engine: MakeEngine, cold: ColdAnswers) -> None:
     engine = watched_engine(make_engine)
-    engine.add(make_request("long", prompt_of(engine, 5, 350), max_tokens=1))
-    run_until_end(engine, "long")
-    assert engine.scheduler.long_prompts.num_tokens > 100
+    long = make_request("long", prompt_of(engine, 5, 350), max_tokens=1)
+    assert answer_beside(engine, long) > 100
     run_until_end(engine, "watched")
     watched = make_request("watched", prompt_of(engine, 1, 5), max_tokens=600)
     assert cold.of(watched).agrees(engine.tokens("watched"))

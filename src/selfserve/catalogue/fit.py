@@ -45,9 +45,14 @@ class Load:
     """Whether long prompts are read in a memory of their own, which may grow as large as a slot."""
 
     @property
+    def num_sides(self) -> int:
+        """Contexts beside that of the slots. Alone in one slot nobody needs one."""
+        return int(self.has_side and self.num_slots > 1)
+
+    @property
     def num_memories(self) -> int:
-        """Sequences that there is memory for at once. Alone in one slot nobody needs the side."""
-        return self.num_slots + (self.has_side and self.num_slots > 1)
+        """Sequences that there is memory for at once."""
+        return self.num_slots + self.num_sides
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +116,7 @@ def estimate(shape: Shape, load: Load, *, weight_bytes: int, projector_bytes: in
         weights=weight_bytes,
         context=context_bytes(shape, load),
         recurrent=shape.recurrent_values * _FLOAT * load.num_memories,
-        compute=compute_bytes(shape, load) * (1 + (load.num_memories > load.num_slots)),
+        compute=compute_bytes(shape, load) * (1 + load.num_sides),
         projector=projector_bytes + picture,
         prefixes=load.prefix_bytes,
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from selfserve.engine.runner import Blob
@@ -72,7 +72,7 @@ class Job:
     result: Blob | None = None
     """The memory after `end` tokens, once the job is done; None: it failed."""
     is_done: bool = False
-    is_cancelled: bool = field(default=False, repr=False)
+    is_cancelled: bool = False
 
     @property
     def end(self) -> int:
@@ -83,7 +83,8 @@ class Prefiller:
     """One job at a time, each on a thread of its own, and their memory, which is made when a job
     first needs so much.
 
-    All methods belong to the engine's thread, and none blocks but `close`.
+    All methods belong to the engine's thread, and none waits for a job but
+    `close`.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Prefiller:
         self._held: tuple[str, int] | None = None
         """Request and length of what the memory held when the last job was collected."""
         self.is_broken = False
-        """Whether the memory could not be made: then no job will ever succeed."""
+        """Whether a memory could not be made: then no job should be begun any more."""
 
     def holds(self, request_id: str, length: int) -> bool:
         """Whether the memory is just after the first `length` tokens of this request's prompt."""
@@ -167,7 +168,7 @@ class Prefiller:
             piece = job.tokens[begin : begin + job.piece]
             with self._turns.side():
                 done = memory.compute(piece, job.start + begin)
-            if job.is_cancelled or not done:
+            if not done:  # a cancelled job is stopped within its computation
                 return None
             job.num_computed += len(piece)
             self._wake()
