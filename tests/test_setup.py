@@ -73,7 +73,7 @@ def test_a_step_of_another_package_is_not_taken_for_the_build(setup: ModuleType)
 def checkout(tmp_path: Path) -> Path:
     """The files that the set-up reads, in a folder of their own."""
     folder = tmp_path / "a checkout"
-    for name in ("requirements", "tools"):
+    for name in ("requirements", "tools", "kernels"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("self", "pyproject.toml"):
         shutil.copy(ROOT / name, folder / name)

@@ -11,7 +11,7 @@ fail() {
 checksum() {
     {
         cat "$root"/requirements/*.txt "$root/pyproject.toml" "$root/tools/setup.py"
-        cat "$root/tools/build_blas.py" "$root/tools/blas_backend.cpp"
+        cat "$root/tools/build_kernels.py" "$root"/kernels/*.cpp "$root"/kernels/*.h
         echo "$root"
     } | cksum
 }

@@ -99,7 +99,7 @@ def main(kind: str, checksum: str) -> None:
         try:
             for arguments in _installations(kind):
                 _pip(arguments, progress)
-            _build_blas(progress)
+            _build_kernels(progress)
         finally:
             progress.done()
         for earned in KINDS[kind]:
@@ -168,11 +168,11 @@ def _pip(arguments: list[str], progress: Progress) -> None:
         raise SetupFailure(f"pip failed; the end of {LOG}:\n{_log_end()}")
 
 
-def _build_blas(progress: Progress) -> None:
-    """Compiles the BLAS backend. Everything works without it, so a failure is only told."""
-    if _run([str(PYTHON), str(ROOT / "tools" / "build_blas.py")], progress) != 0:
+def _build_kernels(progress: Progress) -> None:
+    """Compiles `kernels/`. Everything works without them, so a failure is only told."""
+    if _run([str(PYTHON), str(ROOT / "tools" / "build_kernels.py")], progress) != 0:
         progress.say(
-            "The BLAS backend could not be compiled: prompts of models in Q4_1 and Q5_1 take "
+            "The kernels for Q4_0 and Q4_1 could not be compiled: prompts of such models take "
             f"longer than they could (details in {LOG})"
         )
 

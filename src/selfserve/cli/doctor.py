@@ -80,7 +80,7 @@ def _library(report: dict[str, Any], troubles: list[str]) -> None:
     report["libllama"] = f"llama-cpp-python {info.version}"
     report["features"] = used
     report["devices"] = [f"{device.name} ({device.description})" for device in info.devices]
-    report["blas"] = list(info.blas)
+    report["kernels"] = list(info.kernels)
     missing = [name for flag, name in FEATURES.items() if flag in _cpu_flags() and name not in used]
     if missing:
         troubles.append(

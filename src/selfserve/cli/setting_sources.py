@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PREFIX = "SELF_"
 FILE_VARIABLE = "SELF_SETTINGS_FILE"
-OTHER_VARIABLES = (FILE_VARIABLE, "SELF_CATALOGUE", "SELF_BLAS")
+OTHER_VARIABLES = (FILE_VARIABLE, "SELF_CATALOGUE", "SELF_KERNELS")
 """Variables of this program that are no settings."""
 MODELS = "models"
 """The file's key of the sections for single models."""

@@ -14,8 +14,8 @@ from selfserve.engine.interface import Vocabulary
 from selfserve.engine.plan import Chunk, Outcome, PictureRows, Plan
 from selfserve.engine.runner import Blob, Capabilities, Logits, TokenSampler
 from selfserve.engine.speculation import MAX_DRAFT
-from selfserve.native import blas, library
 from selfserve.native import context as native_context
+from selfserve.native import kernels, library
 from selfserve.native.batch import Batch, EmbeddingBatch
 from selfserve.native.context import Context, ContextOptions
 from selfserve.native.devices import Device, choose, found_devices
@@ -47,13 +47,13 @@ class SystemInfo:
     features: str
     """libllama's own line: CPU features and back ends of the build."""
     devices: tuple[Device, ...]
-    blas: tuple[str, ...]
-    """File types whose prompts the BLAS backend computes; none if it was not compiled."""
+    kernels: tuple[str, ...]
+    """Types of weights that the project's own kernels multiply; none if they were not compiled."""
 
 
 def system_info() -> SystemInfo:
     """What libllama is and finds. Raises LibraryError if it cannot be loaded."""
-    types = blas.FASTER_TYPES if blas.library_path() else ()
+    types = kernels.TYPES if kernels.library_path() else ()
     return SystemInfo(library.version(), library.system_info(), tuple(found_devices()), types)
 
 
@@ -82,7 +82,6 @@ class LlamaRunner:
             on_progress=on_progress,
         )
         self._model.check_decodable()
-        blas.load_for(self._model)
         self.projector = self._load_projector(settings)
         trained = self._model.train_context or settings.DEFAULT_CONTEXT
         context_size = settings.context_size or min(trained, settings.DEFAULT_CONTEXT)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from selfserve.errors import ModelLoadError
-from selfserve.native import devices, library
+from selfserve.native import devices, kernels, library, mapped_file
 from selfserve.native.devices import found_devices
 from selfserve.native.vocab import Vocab
 
@@ -38,6 +38,8 @@ class Model:
         """
         self._lib: Any = library.load()
         check_magic(path)
+        if not vocab_only:
+            kernels.load()
         params = self._lib.llama_model_default_params()
         params.vocab_only = vocab_only
         params.load_mode = LOAD_MMAP if use_mmap else LOAD_NONE
@@ -62,6 +64,9 @@ class Model:
                 f"libllama cannot load {path}: the file is damaged, or of a model that this "
                 "version of libllama does not know (start with --verbose for its own words)"
             )
+        if use_mmap and not vocab_only:
+            # What ggml or the kernels keep in an order of their own is a copy.
+            mapped_file.release(path)
         self.path = path
         self.vocab = Vocab(self._lib, self.handle)
 

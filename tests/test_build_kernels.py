@@ -1,4 +1,4 @@
-"""Compiling the BLAS backend at set-up: what is compiled, where it goes, and when it is left."""
+"""Compiling the kernels at set-up: what is compiled, where it goes, and when it is left."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from types import ModuleType
 import pytest
 from tests.test_setup import load
 
-from selfserve.native import blas
+from selfserve.native import kernels
 
 VERSION = importlib.metadata.version("llama-cpp-python")
 
 
 @pytest.fixture
 def build() -> ModuleType:
-    return load("build_blas")
+    return load("build_kernels")
 
 
 @pytest.fixture
@@ -39,21 +39,28 @@ def test_the_library_lies_where_the_server_looks_for_it(
     target = build.target_path(VERSION)
     target.parent.mkdir(parents=True)
     target.touch()
-    assert blas.library_path() == target
+    assert kernels.library_path() == target
 
 
 def test_the_library_finds_its_libraries_from_its_own_place(build: ModuleType) -> None:
-    packages = Path("/env/lib/python3.11/site-packages")
-    libraries = [packages / "llama_cpp" / "lib", packages / "scipy_openblas32" / "lib"]
-    command = build.compile_command(
-        libraries, Path("/headers"), Path("/env/lib/selfserve"), Path("/env/out.so")
-    )
+    libraries = Path("/env/lib/python3.11/site-packages/llama_cpp/lib")
+    home, output = Path("/env/lib/selfserve"), Path("/env/out.so")
+    command = build.compile_command(libraries, home, output)
     paths = [argument.partition("rpath,")[2] for argument in command if "rpath" in argument]
-    assert paths == [
-        "$ORIGIN/../python3.11/site-packages/llama_cpp/lib",
-        "$ORIGIN/../python3.11/site-packages/scipy_openblas32/lib",
-    ]
-    assert "-march=native" not in command  # OpenBLAS chooses its kernels when it is loaded
+    assert paths == ["$ORIGIN/../python3.11/site-packages/llama_cpp/lib"]
+
+
+def test_all_sources_of_the_folder_are_compiled(
+    build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("b.cpp", "a.cpp", "a.h", "notes.md"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(build, "KERNELS", tmp_path)
+    command = build.compile_command(Path("/libraries"), Path("/home"), Path("/out.so"))
+    sources = [argument for argument in command if argument.startswith(str(tmp_path))]
+    assert sources == [str(tmp_path / "a.cpp"), str(tmp_path / "b.cpp")]
+    # A linker that drops what it does not need yet wants the libraries last.
+    assert command.index("-lggml-cpu") > command.index(sources[-1])
 
 
 def test_the_compiler_that_the_user_names_is_taken(
@@ -83,28 +90,64 @@ def test_the_sources_are_those_of_the_installed_version_with_the_locked_hash(
 
 def test_only_needed_files_leave_the_package(build: ModuleType, tmp_path: Path) -> None:
     ggml = "llama/vendor/llama.cpp/ggml"
-    names = ("include/ggml.h", "src/ggml-impl.h", "src/ggml-blas/ggml-blas.cpp", "src/ggml.c")
+    names = ("include/ggml.h", "src/ggml-impl.h", "src/ggml-cpu/traits.h")
+    others = ("src/ggml.c", "src/ggml-cpu/traits.cpp", "src/ggml-cpu/amx/amx.h")
     package = tmp_path / "package.tar.gz"
     with tarfile.open(package, "w:gz") as archive:
-        for name in (*(f"{ggml}/{name}" for name in names), f"{ggml}/include/../../../x.h"):
+        for name in (
+            *(f"{ggml}/{name}" for name in names + others),
+            f"{ggml}/include/../../../x.h",
+        ):
             member = tarfile.TarInfo(name)
             member.size = 4
             archive.addfile(member, io.BytesIO(b"text"))
     folder = tmp_path / "out"
     build.extract(package, folder)
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    assert found == set(names[:3])
+    assert found == set(names)
 
 
-@pytest.mark.parametrize("platform", ["linux", "darwin"])
-def test_without_openblas_nothing_is_done(
-    platform: str, build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def pretend(
+    build: ModuleType, monkeypatch: pytest.MonkeyPatch, system: str, machine: str, flags: str
 ) -> None:
+    monkeypatch.setattr(build.platform, "system", lambda: system)
+    monkeypatch.setattr(build.platform, "machine", lambda: machine)
+    monkeypatch.setattr(build, "cpu_flags", lambda: set(flags.split()))
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "flags"),
+    [
+        ("Darwin", "x86_64", "avx2 fma f16c"),
+        ("Linux", "aarch64", ""),
+        ("Linux", "x86_64", "avx f16c"),
+        ("Linux", "x86_64", "avx2 fma"),
+    ],
+)
+def test_where_the_kernels_cannot_run_nothing_is_done(
+    system: str,
+    machine: str,
+    flags: str,
+    build: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pretend(build, monkeypatch, system, machine, flags)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.setattr(build, "package_folder", lambda name: None)
+    monkeypatch.setattr(build, "download", lambda version, folder: pytest.fail("a download"))
     build.main()
     assert not list(tmp_path.iterdir())
+
+
+def test_the_features_of_the_cpu_are_read_from_the_system(
+    build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text("model name\t: a CPU\nflags\t\t: fpu avx2 fma f16c\nbugs\t\t: avx512f\n")
+    assert build.cpu_flags(info) == {"fpu", "avx2", "fma", "f16c"}
+    assert build.cpu_flags(tmp_path / "none") == set()
+    pretend(build, monkeypatch, "Linux", "x86_64", "fpu avx2 fma f16c")
+    assert build.is_supported()
 
 
 def test_a_failed_compiler_leaves_nothing_and_keeps_the_old_library(
@@ -114,7 +157,7 @@ def test_a_failed_compiler_leaves_nothing_and_keeps_the_old_library(
     monkeypatch.setattr(build, "package_folder", lambda name: tmp_path / name)
     monkeypatch.setattr(build, "download", lambda version, folder: folder)
     monkeypatch.setattr(build, "extract", lambda package, folder: None)
-    monkeypatch.setattr(sys, "platform", "linux")
+    pretend(build, monkeypatch, "Linux", "x86_64", "avx2 fma f16c")
     monkeypatch.setattr(build, "compiler", lambda: ["false"])
     target = build.target_path(VERSION)
     target.parent.mkdir(parents=True)
@@ -129,10 +172,10 @@ def told_by_set_up(
 ) -> str:
     """What the set-up shows of a build by `script`."""
     (tmp_path / "tools").mkdir()
-    (tmp_path / "tools" / "build_blas.py").write_text(script)
+    (tmp_path / "tools" / "build_kernels.py").write_text(script)
     monkeypatch.setattr(setup, "ROOT", tmp_path)
     stream = io.StringIO()
-    setup._build_blas(setup.Progress(stream))
+    setup._build_kernels(setup.Progress(stream))
     return stream.getvalue()
 
 
@@ -140,7 +183,7 @@ def test_a_failed_build_is_told_in_one_line_and_the_set_up_goes_on(
     setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = told_by_set_up(setup, tmp_path, monkeypatch, "raise SystemExit('no such header')")
-    assert told.startswith("The BLAS backend could not be compiled: ")
+    assert told.startswith("The kernels for Q4_0 and Q4_1 could not be compiled: ")
     assert told.count("\n") == 1
     assert "no such header" in setup.LOG.read_text()
 

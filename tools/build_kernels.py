@@ -1,13 +1,11 @@
-"""Compiles tools/blas_backend.cpp, which reads prompts of models in Q4_1 and Q5_1 faster.
+"""Compiles `kernels/`, which multiplies weights in Q4_0 and Q4_1 faster than ggml does.
 
-Run it with the Python of the environment that it is for; tools/setup.py does so. It links the
-installed llama-cpp-python with the OpenBLAS of the package scipy-openblas32. The sources of ggml
-come from the source package of that very version. An option of llama-cpp-python's own build would
-not do: pip keeps built wheels by their source alone, so an environment without OpenBLAS could get
-one that needs it.
+Run it with the Python of the environment that it is for; tools/setup.py does so. It links with the
+installed llama-cpp-python; ggml's headers, also those that are not installed, come from the source
+package of that very version.
 
-Standard library only. Where scipy-openblas32 is not installed there is nothing to do: on macOS
-llama.cpp uses Apple's BLAS by itself, for other systems there is none.
+Standard library only. The kernels are written for x86-64 with AVX2 and built on Linux; elsewhere
+there is nothing to do, and ggml computes everything.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -25,23 +24,20 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCE = ROOT / "tools" / "blas_backend.cpp"
+KERNELS = ROOT / "kernels"
 REQUIREMENTS = ROOT / "requirements" / "runtime.txt"
 PACKAGE = "llama-cpp-python"
-NEEDED = re.compile(
-    r"[^/]+/vendor/llama\.cpp/ggml/"
-    r"((?:include/[\w-]+\.h)|(?:src/[\w-]+\.h)|(?:src/ggml-blas/[\w-]+\.cpp))"
-)
-"""The files of the source package that are compiled."""
+INCLUDES = ("include", "src", "src/ggml-cpu")
+NEEDED = re.compile(rf"[^/]+/vendor/llama\.cpp/ggml/((?:{'|'.join(INCLUDES)})/[\w-]+\.h)")
+"""The files of the source package that are included."""
+CPU_FLAGS = {"avx2", "fma", "f16c"}
+"""Without one of them, the kernels cannot be compiled for this CPU."""
 
 FLAGS = (
-    "-O3", "-std=c++17", "-shared", "-fPIC", "-fopenmp", "-Wl,--no-undefined",
-    "-DGGML_SHARED", "-DGGML_BACKEND_SHARED", "-DGGML_BACKEND_BUILD", "-DGGML_BACKEND_DL",
-    "-DGGML_USE_OPENMP", "-DGGML_BLAS_USE_OPENBLAS",
+    "-O3", "-std=c++17", "-march=native", "-fvisibility=hidden",
+    "-shared", "-fPIC", "-Wl,--no-undefined",
+    "-DGGML_SHARED", "-DGGML_BACKEND_SHARED", "-DGGML_USE_OPENMP",
 )  # fmt: skip
-PREFIXED = ("cblas_sgemm", "openblas_set_num_threads", "openblas_get_parallel")
-"""What ggml calls and scipy-openblas32 exports with a prefix."""
-INCLUDES = ("include", "src", "src/ggml-blas")
 
 
 class BuildFailure(Exception):
@@ -50,8 +46,7 @@ class BuildFailure(Exception):
 
 def main() -> None:
     """Blocks for some seconds. Raises BuildFailure, OSError or CalledProcessError."""
-    openblas = package_folder("scipy_openblas32")
-    if sys.platform != "linux" or openblas is None:
+    if not is_supported():
         return
     llama_cpp = package_folder("llama_cpp")
     if llama_cpp is None:
@@ -63,8 +58,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         extract(download(version, folder), folder)
-        libraries = [llama_cpp / "lib", openblas / "lib"]
-        command = compile_command(libraries, openblas / "include", target.parent, unfinished)
+        command = compile_command(llama_cpp / "lib", target.parent, unfinished)
         try:
             subprocess.run(command, cwd=folder, check=True)
             unfinished.rename(target)
@@ -72,9 +66,24 @@ def main() -> None:
             unfinished.unlink(missing_ok=True)
 
 
+def is_supported() -> bool:
+    """Whether the kernels are for this system and its CPU."""
+    system = (platform.system(), platform.machine())
+    return system == ("Linux", "x86_64") and cpu_flags() >= CPU_FLAGS
+
+
+def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> set[str]:
+    """Features of the first processor; none where the system does not tell."""
+    try:
+        found = re.search(r"^flags\s*:(.*)$", path.read_text(), re.MULTILINE)
+    except OSError:
+        return set()
+    return set(found[1].split()) if found else set()
+
+
 def target_path(version: str) -> Path:
-    """Where selfserve.native.blas looks for the library for this version of llama-cpp-python."""
-    return Path(sys.prefix) / "lib" / "selfserve" / f"libggml-blas-{version}.so"
+    """Where selfserve.native.kernels looks for the library for this version of llama-cpp-python."""
+    return Path(sys.prefix) / "lib" / "selfserve" / f"libselfserve-kernels-{version}.so"
 
 
 def package_folder(name: str) -> Path | None:
@@ -106,7 +115,7 @@ def locked_requirement(lock: str, version: str) -> str:
 
 
 def extract(package: Path, folder: Path) -> None:
-    """Writes the needed files of the source package to `folder`."""
+    """Writes the needed headers of the source package to `folder`."""
     with tarfile.open(package) as archive:
         for member in archive:
             found = NEEDED.fullmatch(member.name)
@@ -117,22 +126,20 @@ def extract(package: Path, folder: Path) -> None:
                 path.write_bytes(content.read())
 
 
-def compile_command(libraries: list[Path], include: Path, home: Path, output: Path) -> list[str]:
-    """The compiler's command, to be run where the sources are. `home` is the folder in which the
+def compile_command(libraries: Path, home: Path, output: Path) -> list[str]:
+    """The compiler's command, to be run where the headers are. `home` is the folder in which the
     library will lie: it finds `libraries` from there, also when all of it is copied."""
     return [
         *compiler(),
         *FLAGS,
-        *(f"-D{name}=scipy_{name}" for name in PREFIXED),
-        *(f"-I{folder}" for folder in INCLUDES),
-        f"-I{include}",
-        str(SOURCE),
+        *(f"-isystem{folder}" for folder in INCLUDES),
+        *(str(source) for source in sorted(KERNELS.glob("*.cpp"))),
         "-o",
         str(output),
-        *(f"-L{folder}" for folder in libraries),
+        f"-L{libraries}",
+        "-lggml-cpu",
         "-lggml-base",
-        "-lscipy_openblas",
-        *(f"-Wl,-rpath,$ORIGIN/{os.path.relpath(folder, home)}" for folder in libraries),
+        f"-Wl,-rpath,$ORIGIN/{os.path.relpath(libraries, home)}",
     ]
 
 
