@@ -5,6 +5,13 @@
 namespace selfserve {
 namespace {
 
+int32_t sum_of(__m256i v) {
+    __m128i half = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
+    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1));
+    return _mm_cvtsi128_si32(half);
+}
+
 void round_row(const float * values, int64_t depth, char * target) {
     int8_t * quants = (int8_t *) target;
     float * scales = (float *) (target + depth);
@@ -22,21 +29,18 @@ void round_row(const float * values, int64_t depth, char * target) {
         const float most = _mm_cvtss_f32(_mm_max_ss(top, _mm_movehdup_ps(top)));
         const __m256 inverse = _mm256_set1_ps(most > 0 ? 127 / most : 0);
         __m256i number[4];
-        __m256i sum = _mm256_setzero_si256();
         for (int i = 0; i < 4; i++) {
             number[i] = _mm256_cvtps_epi32(_mm256_mul_ps(value[i], inverse));
-            sum = _mm256_add_epi32(sum, number[i]);
         }
         // Packing works within halves of a register; the permutation restores the order.
         const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(number[0], number[1]),
                                                  _mm256_packs_epi32(number[2], number[3]));
         const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
         _mm256_storeu_si256((__m256i *) quants, _mm256_permutevar8x32_epi32(bytes, order));
-        __m128i half = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
-        half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
-        half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1));
-        scales[b] = most / 127;
-        sums[b] = most / 127 * (float) _mm_cvtsi128_si32(half);
+        const float scale = most / 127;
+        scales[b] = scale;
+        sums[2 * b] = scale * (float) sum_of(_mm256_add_epi32(number[0], number[1]));
+        sums[2 * b + 1] = scale * (float) sum_of(_mm256_add_epi32(number[2], number[3]));
     }
 }
 

@@ -8,17 +8,16 @@ namespace selfserve {
 
 constexpr int BLOCK = 32;  // values that share a scale, in weights as in activations
 
-// A row of activations, rounded to 8 bits: all quants, then each block's scale and scaled sum.
-// value = quant * scale; the sum is that of the rounded values.
+// A row of activations, rounded to 8 bits, as value = quant * scale.
 struct Row {
-    const int8_t * quants;
-    const float * scales;
-    const float * sums;
+    const int8_t * quants;  // [depth]
+    const float * scales;   // [blocks]
+    const float * sums;     // [blocks][2]: of the rounded values of the halves of each block
 };
 
 // Bytes of a row of `depth` values.
 inline int64_t row_size(int64_t depth) {
-    return depth + depth / BLOCK * 2 * sizeof(float);
+    return depth + depth / BLOCK * 3 * sizeof(float);
 }
 
 inline Row row_at(const char * rows, int64_t index, int64_t depth) {

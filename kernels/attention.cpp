@@ -14,12 +14,13 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 namespace selfserve {
 namespace {
 
-constexpr int64_t TILE = 32;       // keys at once
-constexpr int64_t MAX_ROWS = 48;   // query rows at once: tokens times heads
+constexpr int64_t TILE = 32;   // keys at once
+constexpr int64_t GROUP = 48;  // query rows at once: tokens times heads
 // Keys that are summed up on their own, before the sums are merged. Fixed, so that a result depends
 // neither on the number of threads nor on what else is computed.
 constexpr int64_t PART = 256;
@@ -192,7 +193,7 @@ struct Division {
         const ggml_tensor * queries = op->src[0];
         const ggml_tensor * keys = op->src[1];
         heads = queries->ne[2] / keys->ne[2];
-        tokens = std::max<int64_t>(1, MAX_ROWS / heads);
+        tokens = std::max<int64_t>(1, GROUP / heads);
         groups = (queries->ne[1] + tokens - 1) / tokens * keys->ne[2] * keys->ne[3];
         parts = (keys->ne[1] + PART - 1) / PART;
     }
@@ -220,7 +221,7 @@ struct Place {
 
 // The masks of the tokens of a place for one tile of keys. A tile at the end is filled up.
 struct Masks {
-    const ggml_fp16_t * rows[MAX_ROWS];
+    const ggml_fp16_t * rows[GROUP];
     bool hide_all = true;
 
     Masks(const ggml_tensor * mask, const Place & place, int64_t begin, int64_t count) {
@@ -241,7 +242,7 @@ struct Masks {
 
   private:
     static constexpr ggml_fp16_t HIDDEN = 0xfc00;  // minus infinity
-    ggml_fp16_t filled[MAX_ROWS][TILE];
+    ggml_fp16_t filled[GROUP][TILE];
 };
 
 template <int SIZE>
@@ -441,7 +442,8 @@ ggml::cpu::tensor_traits * attention_for(const ggml_tensor * op) {
     const bool is_plain = params[1] == 0 && params[2] == 0 && !op->src[4];
     if (!is_plain || q->type != GGML_TYPE_F32 || k->type != GGML_TYPE_F16 ||
         v->type != GGML_TYPE_F16 || k->ne[0] != v->ne[0] || k->ne[2] != v->ne[2] ||
-        q->ne[2] / k->ne[2] > MAX_ROWS || !mask || mask->ne[2] != 1) {
+        q->nb[0] != sizeof(float) || k->nb[0] != sizeof(ggml_fp16_t) ||
+        v->nb[0] != sizeof(ggml_fp16_t) || q->ne[2] / k->ne[2] > GROUP || !mask || mask->ne[2] != 1) {
         return nullptr;
     }
     switch (k->ne[0]) {

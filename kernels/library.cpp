@@ -60,6 +60,11 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size)
     return buffer;
 }
 
+size_t alloc_size(ggml_backend_buffer_type_t, const ggml_tensor * tensor) {
+    const ArrangedProduct * product = arranged_product_for(tensor);
+    return product ? product->size(tensor) : ggml_nbytes(tensor);
+}
+
 ggml_backend_buffer_type_t buffer_type() {
     static ggml_backend_buffer_type type = {
         /* .iface   = */ {
@@ -67,7 +72,7 @@ ggml_backend_buffer_type_t buffer_type() {
             /* .alloc_buffer   = */ alloc_buffer,
             /* .get_alignment  = */ [](ggml_backend_buffer_type_t) { return size_t(64); },
             /* .get_max_size   = */ nullptr,
-            /* .get_alloc_size = */ nullptr,
+            /* .get_alloc_size = */ alloc_size,
             /* .is_host        = */ nullptr,
         },
         /* .device  = */ ggml_backend_reg_dev_get(ggml_backend_cpu_reg(), 0),

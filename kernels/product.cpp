@@ -1,6 +1,7 @@
 #include "product.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace selfserve {
 namespace {
@@ -66,6 +67,21 @@ bool Product::compute_forward(ggml_compute_params * params, ggml_tensor * op) {
                 std::min(row + PART_ROWS, num_rows));
     }
     return true;
+}
+
+const ArrangedProduct * arranged_product_for(const ggml_tensor * weights) {
+    const auto * product = four_bit_product_for(weights->type);
+    if (!product) {
+        product = six_bit_product_for(weights->type);
+    }
+    // The matrix of the output may be that of the input, too, which stays mapped as it is in the
+    // file. As Q6_K it is large and read for few rows at once: not worth a copy.
+    if (weights->type == GGML_TYPE_Q6_K && !strcmp(weights->name, "token_embd.weight")) {
+        return nullptr;
+    }
+    const bool fits = ggml_n_dims(weights) == 2 && weights->ne[1] % LANES == 0 &&
+                      weights->ne[0] % ggml_blck_size(weights->type) == 0;
+    return fits ? product : nullptr;
 }
 
 }  // namespace selfserve

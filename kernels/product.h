@@ -27,12 +27,18 @@ class Product : public ggml::cpu::tensor_traits {
 // A product whose weights lie in an order of their own.
 class ArrangedProduct : public Product {
   public:
-    // Copies weights as they lie in the file to `weights->data`, in that order. Same size.
+    // Bytes of a matrix in that order.
+    virtual size_t size(const ggml_tensor * weights) const = 0;
+    // Copies weights as they lie in the file to `weights->data`, in that order.
     virtual void arrange(ggml_tensor * weights, const void * data) const = 0;
 };
 
 // For a matrix that would lie in a buffer of ours; nullptr where ggml keeps it.
 const ArrangedProduct * arranged_product_for(const ggml_tensor * weights);
+
+// The same for matrices of one kind of types only.
+const ArrangedProduct * four_bit_product_for(ggml_type type);
+const ArrangedProduct * six_bit_product_for(ggml_type type);
 
 // For a matrix that lies as in the file; nullptr where ggml computes the product.
 Product * product_in_place_for(const ggml_tensor * op);

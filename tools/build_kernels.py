@@ -1,4 +1,4 @@
-"""Compiles `kernels/`, which multiplies weights in Q4_0 and Q4_1 faster than ggml does.
+"""Compiles `kernels/`, which computes products and attention faster than ggml does.
 
 Run it with the Python of the environment that it is for; tools/setup.py does so. It links with the
 installed llama-cpp-python; ggml's headers, also those that are not installed, come from the source

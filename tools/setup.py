@@ -172,8 +172,8 @@ def _build_kernels(progress: Progress) -> None:
     """Compiles `kernels/`. Everything works without them, so a failure is only told."""
     if _run([str(PYTHON), str(ROOT / "tools" / "build_kernels.py")], progress) != 0:
         progress.say(
-            "The kernels for Q4_0 and Q4_1 could not be compiled: prompts of such models take "
-            f"longer than they could (details in {LOG})"
+            "The kernels could not be compiled: everything takes longer than it could "
+            f"(details in {LOG})"
         )
 
 

@@ -18,7 +18,7 @@ def test_the_report_has_library_processor_memory_disk_and_port(command: Command)
     assert any(device.startswith("CPU (") for device in report["devices"])
     for name in ("self", "python", "cpus", "memory", "models", "disk", "port", "features"):
         assert report[name]
-    assert report["kernels"] in ([], ["Q4_0", "Q4_1", "Q8_0"])
+    assert report["kernels"] in ([], ["Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q8_0"])
 
 
 def test_a_taken_port_is_a_trouble(command: Command) -> None:

@@ -66,6 +66,12 @@ def test_a_picture_that_several_want_is_encoded_once(bench: Bench) -> None:
     assert bench.encoder.num_reused == 1
 
 
+def test_between_pictures_there_is_no_thread(bench: Bench) -> None:
+    for name in ("cat", "dog"):
+        bench.result(make_picture(name))
+        assert "pictures" not in [thread.name for thread in threading.enumerate()]
+
+
 def test_what_was_forgotten_is_found_in_the_cache(bench: Bench) -> None:
     picture = make_picture("cat")
     bench.result(picture)

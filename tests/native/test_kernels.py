@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from tests.support import tiny_models
 from tests.support.real_vocabulary import smollm2_path
 
 from selfserve.native import kernels, library
@@ -41,7 +42,7 @@ for num_threads in eval(threads):
     for size in eval(sizes):
         batch.clear()
         context.clear(0)
-        batch.add(0, 0, [1000 + 7 * i for i in range(size)], size)
+        batch.add(0, 0, [(1000 + 7 * i) % model.vocab.size for i in range(size)], size)
         context.decode(batch)
         found[f"{num_threads} {size}"] = context.logits(size).copy()
     context.close()
@@ -82,28 +83,36 @@ def compute(model: Path, folder: Path, switch: str) -> Computed:
     return Computed(loaded == "True", libraries, logits)
 
 
-def requantize(target: Path, file_type: str) -> None:
-    """Writes SmolLM2 as another type."""
+def requantize(source: Path, target: Path, file_type: str) -> None:
+    """Writes a model as another type."""
     lib = library.load()
     params = lib.llama_model_quantize_default_params()
     params.ftype = getattr(lib, file_type)
     params.allow_requantize = True
-    source = str(smollm2_path()).encode()
-    assert lib.llama_model_quantize(source, str(target).encode(), params) == 0
+    assert lib.llama_model_quantize(str(source).encode(), str(target).encode(), params) == 0
 
 
-@pytest.fixture(scope="module", params=kernels.TYPES)
+def write_wide_model(path: Path) -> None:
+    """A tiny model with matrices as wide as the K types need, which SmolLM2 has not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny_models, "EMBEDDING", 256)
+        patch.setattr(tiny_models, "FEED_FORWARD", 512)
+        tiny_models.write_tiny_model(path, "llama")
+
+
+@pytest.fixture(scope="module", params=["Q4_0", "Q4_1", "Q8_0", "Q4_K_M", "Q6_K"])
 def both(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Computed, Computed]]:
     """The same model and batches without and with the kernels, for each of their types."""
     folder = tmp_path_factory.mktemp("kernels")
-    model = smollm2_path()
-    if request.param != "Q4_1":
-        model = folder / "model.gguf"
-        requantize(model, f"LLAMA_FTYPE_MOSTLY_{request.param}")
+    source, model = smollm2_path(), folder / "model.gguf"
+    if "K" in request.param:
+        source = folder / "wide.gguf"
+        write_wide_model(source)
+    requantize(source, model, f"LLAMA_FTYPE_MOSTLY_{request.param}")
     yield compute(model, folder, "off"), compute(model, folder, "on")
-    (folder / "model.gguf").unlink(missing_ok=True)
+    model.unlink()
 
 
 @needs_kernels
@@ -113,10 +122,10 @@ def test_the_kernels_compute_what_ggml_computes(both: tuple[Computed, Computed])
     same_choices = []
     for key, expected in without.logits.items():
         found = using.logits[key]
-        difference = np.abs(found - expected)
+        difference = np.abs(found - expected) / expected.std()
         # Both round the activations to 8 bits, in their own ways.
-        assert 0 < difference.max() < 2.5, key
-        assert difference.mean() < 0.3, key
+        assert 0 < difference.max() < 1.5, key
+        assert difference.mean() < 0.1, key
         same_choices.append(found.argmax(-1) == expected.argmax(-1))
     assert np.concatenate(same_choices).mean() > 0.8
 

@@ -25,6 +25,9 @@ Result = Encoded | SelfError
 class PictureEncoder:
     """A thread of its own, and the embeddings by the digests of the pixels.
 
+    The thread ends with the last picture that is ordered: libgomp counts the threads of each thread
+    that ever computed, and with more of them than processors all wait in their sleep.
+
     What a request wants is kept until it forgets it; of the rest the newest are, within the limit.
     All methods belong to the engine's thread and none blocks, except `close`.
     """
@@ -84,8 +87,11 @@ class PictureEncoder:
 
     def close(self) -> None:
         """Ends the thread after the picture that it works on."""
+        self._wanted.clear()
+        self._end_thread()
+
+    def _end_thread(self) -> None:
         if self._thread is not None:
-            self._wanted.clear()
             self._orders.put(None)
             self._thread.join()
             self._thread = None
@@ -106,6 +112,8 @@ class PictureEncoder:
                 self._results[digest] = result
             else:
                 self._keep(digest, result)
+        if not self._ordered:
+            self._end_thread()  # it has nothing left to do but to take this order
 
     def _from_cache(self, digest: str) -> Encoded | None:
         found = self._cache.pop(digest, None)

@@ -1,8 +1,8 @@
-"""The project's own products of 4-bit weights, which a checkout's set-up compiles from `kernels/`.
+"""The project's own kernels, which a checkout's set-up compiles from `kernels/`.
 
-ggml asks its "extra buffer types" whether they want to hold a matrix and to multiply with it. The
-kernels are one more of them. They take what they are faster for, matrix by matrix, also in files
-named after another type, and leave the rest to ggml.
+ggml asks its "extra buffer types" whether they want to hold a matrix and to compute an operation.
+The kernels are one more of them. They take what they are faster for, operation by operation, and
+leave the rest to ggml.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from selfserve.logs import get_logger
 from selfserve.native import library
 
-TYPES = ("Q4_0", "Q4_1", "Q8_0")
+TYPES = ("Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q8_0")
 """Types of weights that the kernels multiply; attention over F16 they compute for all models."""
 SWITCH = "SELF_KERNELS"
 """Environment variable; `off` leaves all products to ggml."""
@@ -46,7 +46,7 @@ def load() -> bool:
         return False
     path = library_path()
     if path is None:
-        _log.debug("no kernels were compiled: prompts may take longer than they could")
+        _log.debug("no kernels were compiled: everything takes longer than it could")
         return False
     # A wheel holds several copies of libggml, each with a list of buffer types. The kernels are
     # linked with the names that libllama uses, so they get its copies where those are loaded.
@@ -54,9 +54,9 @@ def load() -> bool:
     try:
         add_kernels = ctypes.CDLL(str(path)).selfserve_add_kernels
     except (OSError, AttributeError) as error:
-        _log.warning("%s cannot be loaded: prompts take longer than they could: %s", path, error)
+        _log.warning("%s cannot be loaded: everything takes longer than it could: %s", path, error)
         return False
     add_kernels.argtypes, add_kernels.restype = [], None
     add_kernels()
-    _log.debug("%s are multiplied by the kernels in %s", " and ".join(TYPES), path)
+    _log.debug("the kernels in %s are in use", path)
     return True
