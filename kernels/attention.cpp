@@ -16,6 +16,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "sums.h"
+
 namespace selfserve {
 namespace {
 
@@ -25,12 +27,6 @@ constexpr int64_t GROUP = 48;  // query rows at once: tokens times heads
 // neither on the number of threads nor on what else is computed.
 constexpr int64_t PART = 256;
 constexpr int LANES = 8;
-
-float sum_of(__m256 v) {
-    __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
-    return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
-}
 
 float max_of(__m256 v) {
     __m128 half = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));

@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #include "product.h"
+#include "sums.h"
 
 namespace selfserve {
 namespace {
@@ -13,12 +14,6 @@ struct Block {
     uint16_t scale;  // F16
     int8_t quants[BLOCK];
 };
-
-float sum_of(__m256 v) {
-    __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
-    return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
-}
 
 template <int ROWS>
 void multiply_rows(const Block * block, int64_t num_blocks, const Row * rows, float * out,
