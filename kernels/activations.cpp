@@ -48,7 +48,8 @@ void round_row(const float * values, int64_t depth, char * target) {
 
 void round_rows(const ggml_tensor * input, char * rows, int64_t first, int64_t step) {
     const int64_t depth = input->ne[0];
-    for (int64_t i = first; i < ggml_nrows(input); i += step) {
+    const int64_t num_rows = ggml_nrows(input);
+    for (int64_t i = first; i < num_rows; i += step) {
         const int64_t i1 = i % input->ne[1];
         const int64_t i2 = i / input->ne[1] % input->ne[2];
         const int64_t i3 = i / input->ne[1] / input->ne[2];

@@ -11,8 +11,6 @@
 // of the activations of the block, which is known beforehand.
 #include <immintrin.h>
 
-#include <cstring>
-
 #include "panels.h"
 #include "product.h"
 
@@ -21,7 +19,7 @@ namespace {
 
 constexpr int QUANT_BYTES = BLOCK / 2;
 
-// A block's quants in the order of the panels: the byte with value i has value 16 + i, too.
+// In all panels the byte of a block with value i has value 16 + i, too.
 struct Q4_0 {
     static constexpr int num_blocks = 1;  // with scales of their own
     struct Weights {

@@ -12,14 +12,15 @@ def release(path: Path) -> None:
     """Takes the pages of a file that this process has mapped out of its resident memory.
 
     They come back from the system's cache when they are used, so this is always safe. Does
-    nothing except on Linux. Does not block for long; never raises.
+    nothing except on Linux with a mounted /proc. Does not block for long; never raises.
     """
-    if sys.platform != "linux":
+    maps = Path("/proc/self/maps")
+    if sys.platform != "linux" or not maps.exists():
         return
     real = str(path.resolve())
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    for line in Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines():
+    for line in maps.read_text(errors="surrogateescape").splitlines():
         addresses, *_, name = line.split(maxsplit=5)
         if name == real:
             begin, end = (int(part, 16) for part in addresses.split("-"))
