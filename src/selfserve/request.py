@@ -238,11 +238,19 @@ class Abort(Record, frozen=True, kw_only=True, tag="abort"):
     id: str
 
 
+class Hold(Record, frozen=True, kw_only=True, tag="hold"):
+    """API to engine: nobody reads this request's events at the moment, so it should not compute;
+    or somebody does again."""
+
+    id: str
+    is_held: bool
+
+
 class Shutdown(Record, frozen=True, kw_only=True, tag="shutdown"):
     """API to engine: end the process. Requests that still run fail with `ShuttingDown`."""
 
 
-Command = Submit | Abort | Shutdown
+Command = Submit | Abort | Hold | Shutdown
 
 
 class SlotState(Record, frozen=True, kw_only=True):

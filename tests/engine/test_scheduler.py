@@ -6,10 +6,10 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from tests.support.builders import GREEDY, Rig, grammar_state, make_request, random_text
+from tests.support.builders import GREEDY, SMALL_MODEL_ON_CPU, Rig, grammar_state, make_request, random_text
 from tests.support.scripted_runner import endless
 
-from selfserve.engine.speculation import SMALL_MODEL_ON_CPU, StepCosts
+from selfserve.engine.costs import StepCosts
 from selfserve.errors import ShuttingDown
 from selfserve.request import Failed, Finished, Progress, Request, SamplingParams, StopType
 
@@ -46,8 +46,7 @@ def test_each_answer_is_that_of_a_cold_engine_alone(seed: int, can_cut: bool) ->
         max_outputs=8,
         can_cut=can_cut,
         cache_ram_bytes=rng.choice([0, 3000, 1 << 20]),
-        costs=SMALL_MODEL_ON_CPU if rng.random() < 0.5 else None,
-        side_polls=rng.choice([None, 1, 4]),
+        has_drafts=rng.random() < 0.5,
     )
     late = random_requests(rng, 14)
     aborted: set[str] = set()
@@ -81,7 +80,7 @@ def test_drafts_change_no_answer(can_cut: bool) -> None:
     def repeating(tokens: Sequence[int]) -> int:
         return b"la la lo la li "[(len(tokens) + sum(tokens[-8:]) // 701) % 15]
 
-    rig = Rig(can_cut=can_cut, predict=repeating, costs=SMALL_MODEL_ON_CPU, step_ms=100)
+    rig = Rig(can_cut=can_cut, predict=repeating, has_drafts=True, batches=SMALL_MODEL_ON_CPU, step_ms=100)
     requests = [make_request(str(i), "la la lo la li " * (i + 1), max_tokens=90) for i in range(3)]
     rig.run(requests)
     for request in requests:
@@ -93,7 +92,7 @@ def test_drafts_change_no_answer(can_cut: bool) -> None:
 
 def test_the_same_requests_in_the_same_order_make_the_same_plans() -> None:
     def plans() -> list[list[tuple[int, int, int]]]:
-        rig = Rig(num_slots=3, costs=SMALL_MODEL_ON_CPU)
+        rig = Rig(num_slots=3, has_drafts=True, batches=SMALL_MODEL_ON_CPU)
         rig.run(random_requests(random.Random(5), 12))
         return rig.runner.plans
 
@@ -212,7 +211,7 @@ def test_beside_others_only_a_long_forced_text_is_computed_at_once(
 ) -> None:
     certain = "x" * count
     costs = StepCosts({1: 10.0, 16: 25.0})  # 9 ms for a pass, 1 ms for a token
-    rig = Rig(num_slots=4, context_size=512, batch_size=256, predict=endless, pace_costs=costs)
+    rig = Rig(num_slots=4, context_size=512, batch_size=256, predict=endless, batches=costs)
     rig.add(make_request("free", "w", max_tokens=200))
     while not rig.tokens("free"):
         rig.step()
@@ -228,7 +227,7 @@ def test_beside_others_only_a_long_forced_text_is_computed_at_once(
 
 @pytest.mark.parametrize("batch_size", [4, 5, 7])
 def test_a_batch_is_never_larger_than_the_runner_allows(batch_size: int) -> None:
-    rig = Rig(num_slots=4, batch_size=batch_size, max_outputs=4, costs=SMALL_MODEL_ON_CPU)
+    rig = Rig(num_slots=4, batch_size=batch_size, max_outputs=4, has_drafts=True, batches=SMALL_MODEL_ON_CPU)
     requests = [make_request(str(i), random_text(i, 30), max_tokens=20) for i in range(6)]
     rig.run(requests)  # the runner checks each plan
     assert all(rig.text(request.id) == rig.expected(request) for request in requests)

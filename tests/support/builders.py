@@ -8,18 +8,21 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tests.support.byte_vocabulary import EOS, VOCAB_SIZE, ByteVocabulary, grammar_tokenizer
-from tests.support.inline_prefiller import scripted_prefiller
 from tests.support.scripted_runner import ScriptedRunner, answer_of
 
 from selfserve.engine.constraint import ConstraintFactory, ConstraintState
-from selfserve.engine.pace import GUESS, StepPace
-from selfserve.engine.scheduler import Scheduler
-from selfserve.engine.slots import SlotTable
-from selfserve.engine.speculation import StepCosts
+from selfserve.engine.costs import GUESS, Costs, StepCosts
+from selfserve.engine.intake import Preparation
+from selfserve.engine.memory import PromptMemory
+from selfserve.engine.pictures import PictureEncoder, Pictures
+from selfserve.engine.plan import Plan
+from selfserve.engine.scheduler import Scheduler, failed_by
 from selfserve.errors import SelfError
 from selfserve.request import Constraint, Delta, Event, Failed, Finished, Request, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
+SMALL_MODEL_ON_CPU = StepCosts({1: 1.0, 2: 1.25, 4: 1.6, 8: 2.4, 16: 4.0})
+"""Costs at which drafts pay."""
 STEP_MS, TOKEN_MS = 2.0, 1.0
 """What a step of the scripted runner costs by the clock, and each of its tokens beyond that."""
 
@@ -69,25 +72,27 @@ class Rig:
         *,
         cache_ram_bytes: int = 1 << 20,
         step_ms: float = 20.0,
-        costs: StepCosts | None = None,
-        pace_costs: StepCosts = GUESS,
-        side_polls: int | None = None,
-        side_fails: str = "",
+        batches: StepCosts = GUESS,
+        copy: tuple[int, float] = (1 << 20, 1.0),
+        has_drafts: bool = False,
+        encoder: Any = None,
         **runner_fields: Any,
     ) -> None:
+        """`has_drafts`: drafts by prompt look-up. `encoder`: of the runner's pictures."""
         self.runner = runner or ScriptedRunner(**runner_fields)
         self.clock = Clock()
         limits = self.runner.capabilities
-        self.slots = SlotTable(self.runner, cache_ram_bytes)
-        self.pace = StepPace(step_ms, limits.batch_size, limits.num_slots, pace_costs)
-        self.side = scripted_prefiller(self.runner, side_polls or 0, fails=side_fails)
+        self.costs = Costs(step_ms, limits.batch_size, limits.num_slots, batches=batches, copy=copy)
+        self.memory = PromptMemory(self.runner, self.costs, cache_ram_bytes)
+        pictures = None
+        if self.runner.pictures is not None:
+            made = encoder or PictureEncoder(self.runner.pictures.encode, lambda: None)
+            pictures = Pictures(made)
         self.scheduler = Scheduler(
-            self.runner,
-            self.slots,
-            self.pace,
-            costs=costs,
-            prefiller=self.side if side_polls is not None else None,
-            clock=self.clock,
+            limits, self.memory, self.costs, pictures=pictures, clock=self.clock
+        )
+        self.preparation = Preparation(
+            self.runner, self.costs if has_drafts else None, clock=self.clock
         )
         self.requests: dict[str, Request] = {}
         self.events: list[Event] = []
@@ -95,18 +100,29 @@ class Rig:
 
     def add(self, request: Request, constraint: ConstraintState | None = None) -> None:
         self.requests[request.id] = request
-        self.scheduler.add(request, constraint)
+        try:
+            sequence = self.preparation.sequence(request, constraint)
+        except SelfError as error:
+            self.events.append(failed_by(request.id, error))
+        else:
+            self.scheduler.take_in(sequence)
+
+    def plan(self) -> Plan | None:
+        """The memory phase, and what the step would compute."""
+        self.scheduler.operate()
+        return self.scheduler.plan()
 
     def step(self) -> list[Event]:
         """One step, if there is anything to compute; what it told."""
-        plan = self.scheduler.schedule()
-        self.events += self.scheduler.take_untold()
+        plan = self.plan()
+        self.events += self.scheduler.take_events()
         if plan is None:
             return []
-        outcome = self.runner.run(plan)
+        result = self.runner.run(plan)
         ms = STEP_MS + TOKEN_MS * plan.num_tokens
         self.clock.now_s += ms / 1e3
-        events = self.scheduler.commit(plan, outcome, ms)
+        self.scheduler.commit(plan, result, ms)
+        events = self.scheduler.take_events()
         self.events += events
         self.num_steps += 1
         return events
@@ -122,7 +138,8 @@ class Rig:
         raise AssertionError(f"still at work after {max_steps} steps")
 
     def fail_all(self, error: SelfError) -> None:
-        self.events += self.scheduler.fail_all(error)
+        self.scheduler.fail_all(error)
+        self.events += self.scheduler.take_events()
 
     # --- what came out --------------------------------------------------------------------
 
@@ -165,8 +182,9 @@ class Rig:
     def check_idle(self) -> None:
         """Nothing is left behind: no owner, no sampler, no request, and the books agree."""
         assert not self.scheduler.has_work
-        assert self.slots.num_free == self.runner.capabilities.num_slots
+        assert self.memory.num_free == self.runner.capabilities.num_slots
         assert self.runner.num_open_samplers == 0
-        self.slots.check()
-        for slot in self.slots.slots:
-            assert slot.tokens.tolist() == self.runner.memory[slot.id]
+        self.scheduler.operate()  # what is due in the slots
+        self.memory.check()
+        for slot in self.memory.slots:
+            assert slot.tokens.tolist() == self.runner.memory[slot.slot]

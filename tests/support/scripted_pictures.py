@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from selfserve.engine.encoder import Result
-from selfserve.engine.media import Embeddings, Piece
+from selfserve.engine.pictures import Piece, Result
+from selfserve.engine.plan import Embeddings
 from selfserve.errors import SelfError
 from selfserve.request import Picture
 
@@ -90,6 +90,7 @@ class ScriptedEncoder:
         self._num_embedding = num_embedding
         self._patience = patience
         self._error = error
+        self._pictures: dict[str, Picture] = {}
         self._asked: Counter[tuple[str, str]] = Counter()
 
     @property
@@ -97,14 +98,20 @@ class ScriptedEncoder:
         """Ids of the requests that want something."""
         return {request_id for _, request_id in self._asked}
 
-    def get(self, picture: Picture, request_id: str) -> Result | None:
-        key = picture.digest, request_id
+    def order(self, digest: str, picture: Picture | None, request_id: str) -> Result | None:
+        key = digest, request_id
         self._asked[key] += 1
         if self._asked[key] == 1:
+            assert picture is not None, "the pixels are gone before they were seen"
+            self._pictures[digest] = picture
             self.num_encoded += 1
-        if self._asked[key] <= self._patience:
+        return self.result(digest)
+
+    def result(self, digest: str) -> Result | None:
+        asked = max((n for (d, _), n in self._asked.items() if d == digest), default=0)
+        if asked <= self._patience:
             return None
-        return self._error or (self._embeddings(picture),)
+        return self._error or (self._embeddings(self._pictures[digest]),)
 
     def _embeddings(self, picture: Picture) -> Embeddings:
         generator = np.random.default_rng(int(picture.digest[:12], 16))

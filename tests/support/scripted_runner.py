@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 from tests.support.byte_vocabulary import EOS, VOCAB_SIZE, ByteVocabulary, grammar_tokenizer
 
-from selfserve.engine.plan import Chunk, Outcome, Plan
-from selfserve.engine.runner import Blob, Capabilities, Logits
+from selfserve.engine.costs import GUESS
+from selfserve.engine.plan import Chunk, Logits, Outcome, Plan, Row, StepResult
+from selfserve.engine.runner import Blob, Capabilities, PictureReader, WarmUp
 from selfserve.request import SamplingParams
 
 ALPHABET = b"abcdefghijklmnopqrstuvwxyz \n"
@@ -74,20 +75,23 @@ class ScriptedSampler:
     def __init__(self, runner: ScriptedRunner, params: SamplingParams) -> None:
         self._runner = runner
         self._temperature = params.temperature
-        self._bias = dict(params.logit_bias)
-        if params.ignore_eos:
-            self._bias[EOS] = -np.inf
+        self._bias = {token: bias for token, bias in params.logit_bias if bias > -np.inf}
         self._generator = np.random.default_rng(params.seed)
         self.accepted: list[int] = []
         runner.num_open_samplers += 1
 
-    def sample(self, row: int) -> int:
-        return self._choose(self._runner.row(row))[0]
+    def sample(self, row: Row) -> int:
+        logits = self._runner.row(row.handle)
+        assert np.isfinite(logits).all(), "a masked row came as one that is not"
+        return self._choose(logits)[0]
+
+    def sample_masked(self, row: Row) -> int:
+        return self._choose(row.logits)[0]
 
     def sample_with_probs(
-        self, logits: Logits
+        self, row: Row
     ) -> tuple[int, npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        token, probs = self._choose(logits)
+        token, probs = self._choose(row.logits)
         ids = np.flatnonzero(probs).astype(np.int32)
         return token, ids, probs[ids].astype(np.float32)
 
@@ -153,8 +157,9 @@ class ScriptedRunner:
         """Tokens computed so far, by slot."""
         self.calls: Counter[str] = Counter()
         self.num_open_samplers = 0
-        self._rows: dict[int, int] = {}
-        self._logits: Logits = np.empty((0, VOCAB_SIZE), dtype=np.float32)
+        self.pictures: PictureReader | None = None
+        self.info: dict[str, Any] = {}
+        self._rows: dict[int, Logits] = {}
 
     @property
     def num_computed(self) -> int:
@@ -162,7 +167,10 @@ class ScriptedRunner:
 
     # --- a step ---------------------------------------------------------------------------
 
-    def run(self, plan: Plan) -> Outcome:
+    def warm_up(self) -> WarmUp:
+        return WarmUp(GUESS, (1 << 20, 1.0))
+
+    def run(self, plan: Plan) -> StepResult:
         self._check_plan(plan)
         self.plans.append([(c.slot, c.start, len(c.tokens)) for c in plan.chunks])
         self._rows = {}
@@ -170,10 +178,8 @@ class ScriptedRunner:
         if outcome is not None and outcome is not Outcome.OK:
             if outcome is Outcome.PARTIAL:
                 self._spoil(plan)
-            return outcome
-        logits = [row for chunk in plan.chunks for row in self._compute(chunk)]
-        self._logits = np.array(logits, dtype=np.float32).reshape(-1, VOCAB_SIZE)
-        return Outcome.OK
+            return StepResult(outcome, tuple([] for _ in plan.chunks))
+        return StepResult(Outcome.OK, tuple(self._compute(chunk) for chunk in plan.chunks))
 
     def _check_plan(self, plan: Plan) -> None:
         limits = self.capabilities
@@ -185,13 +191,9 @@ class ScriptedRunner:
         sizes = [len(chunk.tokens) for chunk in plan.chunks]
         assert min(sizes) > 0, "a chunk without tokens"
         assert sum(sizes) == plan.num_tokens <= limits.batch_size, f"{sizes} in one batch"
-        row = output = 0
         for chunk in plan.chunks:
             self._check_chunk(chunk)
-            assert chunk.first_row == row + len(chunk.tokens) - chunk.num_outputs
-            assert chunk.first_output == output
-            row += len(chunk.tokens)
-            output += chunk.num_outputs
+        output = sum(chunk.num_outputs for chunk in plan.chunks)
         assert output <= limits.max_outputs, f"{output} rows of logits"
 
     def _check_chunk(self, chunk: Chunk) -> None:
@@ -204,15 +206,15 @@ class ScriptedRunner:
         assert not num_draft or chunk.tokens[-num_draft:] == chunk.draft
         assert len(chunk.tokens) > num_draft
 
-    def _compute(self, chunk: Chunk) -> list[list[float]]:
+    def _compute(self, chunk: Chunk) -> list[Row]:
         held = self.memory[chunk.slot]
         rows = []
         for i, token in enumerate(chunk.tokens):
             held.append(token)
-            place = i - (len(chunk.tokens) - chunk.num_outputs)
-            if place >= 0:
-                self._rows[chunk.first_row + place] = chunk.first_output + place
-                rows.append(self._predictions(held))
+            if i >= len(chunk.tokens) - chunk.num_outputs:
+                handle = len(self._rows)
+                self._rows[handle] = np.array(self._predictions(held), dtype=np.float32)
+                rows.append(Row(self._rows[handle], handle))
         self.computed[chunk.slot] += len(chunk.tokens)
         return rows
 
@@ -228,14 +230,9 @@ class ScriptedRunner:
             self.memory[chunk.slot] += chunk.tokens[: (len(chunk.tokens) + 1) // 2]
             self.damaged.add(chunk.slot)
 
-    def logits(self, num_outputs: int) -> Logits:
-        assert num_outputs == len(self._logits)
-        return self._logits
-
-    def row(self, row: int) -> Logits:
+    def row(self, handle: int) -> Logits:
         """Logits of a row of the last batch, as a sampler reads them."""
-        logits: Logits = self._logits[self._rows[row]]
-        return logits
+        return self._rows[handle]
 
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> ScriptedSampler:
         return ScriptedSampler(self, params)

@@ -11,16 +11,15 @@ from typing import Any
 import pytest
 import zmq
 from tests.support.builders import Rig
-from tests.support.byte_vocabulary import EOS, VOCAB_SIZE, ByteVocabulary, grammar_tokenizer
+from tests.support.byte_vocabulary import ByteVocabulary
 
 from selfserve.config import EngineSettings
 from selfserve.engine import channel, client
-from selfserve.engine.constraint import ConstraintFactory
-from selfserve.engine.grammars import GrammarBuilder
+from selfserve.engine.intake import Intake
 from selfserve.engine.loop import EngineLoop
 from selfserve.engine.process import START_FAILED
 from selfserve.engine.scheduler import failed
-from selfserve.engine.turns import ComputeTurns
+from selfserve.engine.stats import EngineStats
 from selfserve.errors import SelfError
 from selfserve.request import Ready
 
@@ -78,11 +77,14 @@ class ThreadEngine:
             assert self.may_connect.wait(20)
             inbox = channel.EngineInbox(context, folder)
             sockets.append(inbox)
-            grammars = GrammarBuilder(_factory, inbox.wake)
-            turns = ComputeTurns(0.05)
-            runner, scheduler = self.rig.runner, self.rig.scheduler
-            EngineLoop(runner, scheduler, grammars, inbox, outbox, turns=turns).run()
-            grammars.close()
+            rig = self.rig
+            intake = Intake(inbox, rig.preparation)
+            intake.start()
+            stats = EngineStats(rig.scheduler, rig.memory)
+            try:
+                EngineLoop(rig.runner, rig.scheduler, stats, intake, outbox).run()
+            finally:
+                intake.close()
         finally:
             for socket in sockets:
                 socket.close()
@@ -131,7 +133,3 @@ def _ready(rig: Rig) -> Ready:
     return Ready(
         context_size=limits.context_size, num_slots=limits.num_slots, can_shift=limits.can_shift
     )
-
-
-def _factory() -> ConstraintFactory:
-    return ConstraintFactory(grammar_tokenizer(), eog_ids=frozenset({EOS}), vocab_size=VOCAB_SIZE)

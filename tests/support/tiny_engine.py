@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.builders import Clock, make_request
-from tests.support.inline_prefiller import InlinePrefiller
 
 from selfserve.config import EngineSettings
-from selfserve.engine.constraint import ConstraintFactory
+from selfserve.engine.costs import Costs, StepCosts
+from selfserve.engine.intake import Preparation
 from selfserve.engine.llama_runner import LlamaRunner
-from selfserve.engine.pace import StepPace
+from selfserve.engine.memory import PromptMemory
 from selfserve.engine.scheduler import Scheduler
-from selfserve.engine.slots import SlotTable
-from selfserve.engine.speculation import StepCosts
 from selfserve.request import Delta, Event, Failed, Finished, Request
 
 COSTS = StepCosts({1: 2.5, 16: 10.0})
@@ -59,10 +57,8 @@ class TinyEngine:
         ubatch_size: int = 64,
         cache_ram_bytes: int = 64 << 20,
         step_ms: float = 50.0,
-        costs: StepCosts | None = None,
-        has_side: bool = False,
+        has_drafts: bool = False,
     ) -> None:
-        """`has_side`: long prompts beside decoding are read in a memory of their own."""
         self.runner = LlamaRunner(
             EngineSettings(
                 model_path=path,
@@ -77,51 +73,35 @@ class TinyEngine:
         )
         self.vocabulary = self.runner.vocabulary
         limits = self.runner.capabilities
-        self.slots = SlotTable(self.runner, cache_ram_bytes)
-        pace = StepPace(step_ms, limits.batch_size, limits.num_slots, COSTS)
+        costs = Costs(step_ms, limits.batch_size, limits.num_slots, batches=COSTS)
+        self.memory = PromptMemory(self.runner, costs, cache_ram_bytes)
         self.clock = Clock()
-        self.side = InlinePrefiller(self.runner.open_side_memory, self.runner.copy_to_side)
-        self.scheduler = Scheduler(
-            self.runner,
-            self.slots,
-            pace,
-            costs=costs,
-            prefiller=self.side if has_side else None,
-            clock=self.clock,
-        )
+        self.scheduler = Scheduler(limits, self.memory, costs, clock=self.clock)
+        self.preparation = Preparation(self.runner, costs if has_drafts else None, clock=self.clock)
         self.events: dict[str, list[Event]] = {}
         self.num_computed = 0
         """Tokens that went through the model so far."""
 
     def close(self) -> None:
-        self.side.close()
         self.runner.close()
 
-    def constraints(self) -> ConstraintFactory:
-        return ConstraintFactory(
-            self.runner.grammar_tokenizer(),
-            eog_ids=self.vocabulary.eog_ids,
-            vocab_size=self.vocabulary.size,
-        )
-
     def add(self, request: Request) -> None:
-        constraint = None
-        if request.constraint is not None:
-            constraint = self.constraints().compile(request.constraint)
         self.events[request.id] = []
-        self.scheduler.add(request, constraint)
+        self.scheduler.take_in(self.preparation.sequence(request))
 
     def step(self) -> None:
         """One step, if there is anything to compute."""
-        plan = self.scheduler.schedule()
-        self._keep(self.scheduler.take_untold())
+        self.scheduler.operate()
+        plan = self.scheduler.plan()
+        self._keep(self.scheduler.take_events())
         if plan is None:
             return
-        outcome = self.runner.run(plan)
+        result = self.runner.run(plan)
         self.num_computed += plan.num_tokens
         ms = COSTS.of(plan.num_tokens)
         self.clock.now_s += ms / 1e3
-        self._keep(self.scheduler.commit(plan, outcome, ms))
+        self.scheduler.commit(plan, result, ms)
+        self._keep(self.scheduler.take_events())
 
     def run(self, requests: Iterable[Request] = ()) -> None:
         """Adds the requests and steps until nothing is left to do."""

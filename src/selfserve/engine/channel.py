@@ -5,9 +5,7 @@ Sockets lie in a folder that only this user can enter; nothing listens on the ne
 
 from __future__ import annotations
 
-import contextlib
 import os
-import threading
 from collections.abc import Sequence
 
 import msgspec
@@ -17,8 +15,6 @@ from selfserve.request import Command, Message
 
 COMMANDS = "commands"
 MESSAGES = "messages"
-WAKE = b""
-"""An empty frame: no command, only the end of a wait."""
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -32,50 +28,27 @@ def encode(records: Sequence[Command | Message]) -> bytes:
 
 
 class EngineInbox:
-    """The engine's end of the command socket. `receive` belongs to the engine's thread."""
+    """The engine's end of the command socket. Made, used and closed while no other thread does."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: str) -> None:
         self._socket = context.socket(zmq.PULL)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.connect(endpoint(folder, COMMANDS))
-        # Other threads of this process wake the loop through a socket pair of its own.
-        self._waker_in = context.socket(zmq.PULL)
-        self._waker_in.bind("inproc://wake")
-        self._waker_out = context.socket(zmq.PUSH)
-        self._waker_out.connect("inproc://wake")
-        self._waker_lock = threading.Lock()
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._waker_in, zmq.POLLIN)
         self._decoder = msgspec.msgpack.Decoder(list[Command])
 
     def receive(self, timeout_s: float) -> list[Command]:
+        """All commands that are there; waits for the first one at most `timeout_s`."""
         commands: list[Command] = []
         if timeout_s > 0:
-            self._poller.poll(int(timeout_s * 1e3))
-        self._drain_waker()
+            self._socket.poll(int(timeout_s * 1e3))
         while True:
             try:
                 commands += self._decoder.decode(self._socket.recv(zmq.NOBLOCK))
             except zmq.Again:
                 return commands
 
-    def _drain_waker(self) -> None:
-        try:
-            while True:
-                self._waker_in.recv(zmq.NOBLOCK)
-        except zmq.Again:
-            return
-
-    def wake(self) -> None:
-        # ZeroMQ sockets must not be used by two threads at once. A full queue means that the loop
-        # is about to wake up many times over.
-        with self._waker_lock, contextlib.suppress(zmq.Again):
-            self._waker_out.send(WAKE, zmq.NOBLOCK)
-
     def close(self) -> None:
-        for socket in (self._socket, self._waker_in, self._waker_out):
-            socket.close(linger=0)
+        self._socket.close(linger=0)
 
 
 class EngineOutbox:

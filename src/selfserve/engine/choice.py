@@ -1,4 +1,4 @@
-"""Choosing the next token of one sequence: grammar mask, sampler chain, probabilities."""
+"""Choosing the next token of one sequence: bans, grammar mask, sampler chain, probabilities."""
 
 from __future__ import annotations
 
@@ -6,26 +6,11 @@ import numpy as np
 
 from selfserve.engine.constraint import ConstraintState
 from selfserve.engine.interface import Vocabulary
-from selfserve.engine.runner import Logits, TokenSampler
-from selfserve.request import Request, SamplingParams, TokenProb, TokenProbs
-
-
-def is_plain_greedy(params: SamplingParams) -> bool:
-    """True if the chain's answer is always the highest logit, so that it need not run.
-
-    Typical and XTC sampling can remove the highest logit; penalties, DRY and bias change it.
-    """
-    return (
-        params.temperature <= 0
-        and not params.logit_bias
-        and not params.ignore_eos
-        and params.repeat_penalty == 1.0
-        and params.presence_penalty == 0.0
-        and params.frequency_penalty == 0.0
-        and params.dry_multiplier == 0.0
-        and params.typical_p >= 1.0
-        and params.xtc_probability == 0.0
-    )
+from selfserve.engine.plan import Logits, Row
+from selfserve.engine.runner import TokenSampler
+from selfserve.errors import InvalidRequest
+from selfserve.request import Request, TokenProb, TokenProbs
+from selfserve.sampling import banned_ids, is_greedy
 
 
 def log_softmax(logits: Logits) -> Logits:
@@ -44,43 +29,61 @@ def top_indices(values: Logits, count: int) -> list[int]:
 
 
 class TokenChooser:
-    """Owns a request's sampler and the state of its grammar; `close()` frees the sampler."""
+    """Owns a request's sampler and the state of its grammar; `close()` frees the sampler.
+
+    What is banned and what the grammar forbids is masked before the chain, since several of
+    libllama's samplers cannot bear −inf.
+    """
 
     def __init__(
         self,
         vocabulary: Vocabulary,
         request: Request,
         sampler: TokenSampler,
-        constraint: ConstraintState | None,
+        constraint: ConstraintState | None = None,
     ) -> None:
+        """Raises InvalidRequest if the request leaves nothing to choose from at the very start;
+        the sampler is closed then."""
         self._vocabulary = vocabulary
         self._request = request
         self._sampler = sampler
         self.constraint = constraint
-        self._greedy = is_plain_greedy(request.sampling) and not request.post_sampling_probs
+        self._banned = frozenset(banned_ids(request.sampling, vocabulary.eog_ids))
+        self._banned_ids = np.array(sorted(self._banned), dtype=np.int64)
+        self._greedy = is_greedy(request.sampling) and not request.post_sampling_probs
+        try:
+            self._check_possible()
+        except InvalidRequest:
+            sampler.close()
+            raise
 
-    def choose(
-        self, logits: Logits, row: int, *, constrained: bool
-    ) -> tuple[int, TokenProbs | None]:
-        """The next token, from one row of logits (n_vocab,) which is row `row` of the batch.
+    def _check_possible(self) -> None:
+        if len(self._banned) >= self._vocabulary.size:
+            raise InvalidRequest(
+                "logit_bias must leave a token that may be chosen", param="logit_bias"
+            )
+        if self.constraint is not None and self._banned:
+            pass
 
-        With `constrained` the grammar masks the row first and is advanced by the choice. Raises
-        RequestError if the grammar leaves nothing to choose from.
-        """
+    def choose(self, row: Row, *, constrained: bool) -> tuple[int, TokenProbs | None]:
+        """The next token. With `constrained` the grammar forbids what it does not allow and is
+        advanced by the choice. Raises InvalidRequest if nothing is left to choose from."""
+        logits = row.logits
         probs = None
         num_probs = self._request.n_probs
         wants_raw = num_probs > 0 and not self._request.post_sampling_probs
         raw = log_softmax(logits) if wants_raw else None
         constraint = self.constraint if constrained else None
-        if constraint is not None and not self._is_allowed_anyway(constraint, logits):
-            constraint.apply(logits)
+        is_masked = self._mask(logits, constraint)
         if num_probs > 0 and self._request.post_sampling_probs:
-            token, ids, values = self._sampler.sample_with_probs(logits)
+            token, ids, values = self._sampler.sample_with_probs(row)
             top = [(int(ids[i]), float(values[i])) for i in top_indices(values, num_probs)]
             chosen = float(values[np.flatnonzero(ids == token)[0]])
             probs = self._probs(token, chosen, [pair for pair in top if pair[1] > 0.0])
         elif self._greedy:
             token = int(logits.argmax())
+        elif is_masked:
+            token = self._sampler.sample_masked(row)
         else:
             token = self._sampler.sample(row)
         if raw is not None:
@@ -90,10 +93,16 @@ class TokenChooser:
             constraint.accept(token)
         return token, probs
 
-    def _is_allowed_anyway(self, constraint: ConstraintState, logits: Logits) -> bool:
-        """True if the mask would change nothing: the one token that can be chosen is allowed.
-        Testing it costs far less than a mask over a large vocabulary."""
-        return self._greedy and constraint.allows(int(logits.argmax()))
+    def _mask(self, logits: Logits, constraint: ConstraintState | None) -> bool:
+        """Sets what may not be chosen to −inf; whether anything was."""
+        if self._banned:
+            logits[self._banned_ids] = -np.inf
+        # The one token that can be chosen is allowed: testing it costs far less than a mask over a
+        # large vocabulary.
+        if constraint is None or (self._greedy and constraint.allows(int(logits.argmax()))):
+            return bool(self._banned)
+        constraint.apply(logits)
+        return True
 
     def accept(self, token: int, *, constrained: bool) -> None:
         """Takes note of a token that the engine wrote itself."""
@@ -102,12 +111,20 @@ class TokenChooser:
         if constrained and self.constraint is not None:
             self.constraint.accept(token)
 
+    def forced_tokens(self) -> list[int]:
+        """The tokens that the grammar leaves no choice about, up to one that is banned: from there
+        on the model finds other tokens for the same text."""
+        return [] if self.constraint is None else self.constraint.forced_tokens()
+
     def _probs(self, token: int, value: float, top: list[tuple[int, float]]) -> TokenProbs:
         def prob(token_id: int, value: float) -> TokenProb:
             piece = self._vocabulary.piece(token_id, special=True)
             return TokenProb(id=token_id, piece=piece, value=value)
 
-        return TokenProbs(chosen=prob(token, value), top=tuple(prob(i, v) for i, v in top))
+        # What ends a generation is no part of its text.
+        piece = self._vocabulary.piece(token, special=token not in self._vocabulary.eog_ids)
+        chosen = TokenProb(id=token, piece=piece, value=value)
+        return TokenProbs(chosen=chosen, top=tuple(prob(i, v) for i, v in top))
 
     def close(self) -> None:
         self._sampler.close()

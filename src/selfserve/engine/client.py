@@ -6,8 +6,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from selfserve.config import EngineSettings
 from selfserve.engine import process
@@ -27,10 +28,12 @@ from selfserve.errors import (
 from selfserve.logs import get_logger
 from selfserve.request import (
     Abort,
+    Delta,
     Event,
     Failed,
     Finished,
     Heartbeat,
+    Hold,
     Loading,
     Message,
     Ready,
@@ -51,15 +54,33 @@ BACK_OFF_S = 0.5
 """Before the first new start; each further one waits twice as long."""
 
 
-class Mailbox:
-    """The events of one request that nobody has read yet. One reader."""
+UNREAD_BYTES = 64 << 10
+"""Of one request's events, beyond which it does not compute: its client reads too slowly."""
+EVENT_BYTES = 64
+"""About what an event without a text takes, and each probability in it."""
 
-    def __init__(self) -> None:
-        self._events: deque[Event] = deque()
+
+class Mailbox:
+    """The events of one request that nobody has read yet. One reader.
+
+    Once they are many the engine is asked to hold the request, until most of them were read.
+    """
+
+    def __init__(self, hold: Callable[[bool], None]) -> None:
+        """`hold` is called with True when too much lies here, with False when it is read."""
+        self._events: deque[tuple[Event, int]] = deque()
+        self._size = 0
+        self._is_holding = False
+        self._hold = hold
         self._arrival: asyncio.Future[None] | None = None
 
     def put(self, event: Event) -> None:
-        self._events.append(event)
+        size = _size(event)
+        self._events.append((event, size))
+        self._size += size
+        if self._size > UNREAD_BYTES and not self._is_holding:
+            self._is_holding = True
+            self._hold(True)
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
@@ -70,7 +91,20 @@ class Mailbox:
                 await self._arrival
             finally:
                 self._arrival = None
-        return self._events.popleft()
+        event, size = self._events.popleft()
+        self._size -= size
+        if self._is_holding and self._size < UNREAD_BYTES // 2:
+            self._is_holding = False
+            self._hold(False)
+        return event
+
+
+def _size(event: Event) -> int:
+    """About the bytes that an event takes."""
+    if not isinstance(event, Delta):
+        return EVENT_BYTES
+    num_probs = sum(1 + len(probs.top) for probs in event.probs)
+    return EVENT_BYTES * (1 + num_probs) + len(event.content) + len(event.reasoning)
 
 
 class EngineClient:
@@ -196,8 +230,10 @@ class EngineClient:
         if self._process is None or self._state in (EngineState.CRASHED, EngineState.RESTARTING):
             yield _failed(request.id, RuntimeCrashed("the engine is not running"))
             return
-        mailbox = self._mailboxes[request.id] = Mailbox()
+        request_id = request.id
+        mailbox = self._mailboxes[request_id] = Mailbox(partial(self._hold, request_id))
         self._process.send(Submit(request=request))
+        del request  # its pictures are large, and an answer may take minutes
         has_ended = False
         try:
             while not has_ended:
@@ -205,9 +241,13 @@ class EngineClient:
                 has_ended = isinstance(event, Finished | Failed)
                 yield event
         finally:
-            self._mailboxes.pop(request.id, None)
+            self._mailboxes.pop(request_id, None)
             if not has_ended and self._process is not None:
-                self._process.send(Abort(id=request.id))
+                self._process.send(Abort(id=request_id))
+
+    def _hold(self, request_id: str, is_held: bool) -> None:
+        if self._process is not None:
+            self._process.send(Hold(id=request_id, is_held=is_held))
 
     # --- what the engine says -------------------------------------------------------------
 

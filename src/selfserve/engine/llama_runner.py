@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from selfserve.config import EngineSettings
+from selfserve.engine.costs import StepCosts
 from selfserve.engine.interface import Vocabulary
-from selfserve.engine.plan import Chunk, Outcome, PictureRows, Plan
-from selfserve.engine.runner import Blob, Capabilities, Logits, TokenSampler
+from selfserve.engine.plan import Outcome, PicturePlan, Plan, Row, StepResult, TextPlan
+from selfserve.engine.runner import Blob, Capabilities, PictureReader, TokenSampler, WarmUp
 from selfserve.engine.speculation import MAX_DRAFT
 from selfserve.native import context as native_context
 from selfserve.native import kernels, library
@@ -21,14 +25,13 @@ from selfserve.native.context import Context, ContextOptions
 from selfserve.native.devices import Device, choose, found_devices
 from selfserve.native.model import Model
 from selfserve.native.sampler import Sampler
-from selfserve.native.state import StateForm
 from selfserve.native.vision import Projector
 from selfserve.request import SamplingParams
 
 WARM_UP_SIZES = (1, 2, 4, 8, 16)
 """Tokens of the batches that are timed at the start: what drafts of these sizes cost."""
-MIN_SIDE_CONTEXT = 2048
-"""Tokens of the smallest side memory."""
+COPIED_BYTES = 16 << 20
+"""Of the copy that is timed at the start."""
 WORTH_REPEATING_MS = 100.0
 """A shorter measurement is disturbed easily, and taken three times."""
 OUTCOMES = {
@@ -82,16 +85,16 @@ class LlamaRunner:
             on_progress=on_progress,
         )
         self._model.check_decodable()
-        self.projector = self._load_projector(settings)
+        self._projector = self._load_projector(settings)
         trained = self._model.train_context or settings.DEFAULT_CONTEXT
         context_size = settings.context_size or min(trained, settings.DEFAULT_CONTEXT)
         batch_size = min(settings.batch_size, context_size * settings.num_slots)
         max_outputs = min(batch_size, settings.num_slots * (MAX_DRAFT + 1))
         ubatch_size = min(settings.ubatch_size, batch_size)
-        if self.projector is not None:
-            at_once = self.projector.most_tokens_at_once()
+        if self._projector is not None:
+            at_once = self._projector.most_tokens_at_once()
             batch_size, ubatch_size = max(batch_size, at_once), max(ubatch_size, at_once)
-        self._options = ContextOptions(
+        options = ContextOptions(
             context_size=context_size,
             num_sequences=settings.num_slots,
             batch_size=batch_size,
@@ -101,13 +104,7 @@ class LlamaRunner:
             flash_attention=settings.flash_attention,
             kv_type=settings.kv_type,
         )
-        self._context = Context(self._model, self._options)
-        self._state_form = StateForm(
-            has_keys=not self._model.is_recurrent or self._model.is_hybrid,
-            has_window=bool(self._model.sliding_window),
-            has_state=self._model.is_recurrent or self._model.is_hybrid,
-        )
-        self._is_wanted_aside = settings.reads_aside
+        self._context = Context(self._model, options)
         self._batch = Batch(batch_size)
         self._ubatch_size = ubatch_size
         model = self._model
@@ -143,6 +140,10 @@ class LlamaRunner:
         return self._model.vocab
 
     @property
+    def pictures(self) -> PictureReader | None:
+        return self._projector
+
+    @property
     def info(self) -> dict[str, Any]:
         """Facts of the loaded file for people."""
         return {
@@ -150,27 +151,40 @@ class LlamaRunner:
             "size_bytes": self._model.size_bytes,
             "parameters": self._model.num_parameters,
             "train_context": self._model.train_context,
-            "vision": self.projector is not None,
+            "vision": self._projector is not None,
         }
 
-    def run(self, plan: Plan) -> Outcome:
-        picture = plan.chunks[0].picture
-        if picture is not None:
-            return self._run_picture(plan.chunks[0], picture)
+    def run(self, plan: Plan) -> StepResult:
+        if isinstance(plan, PicturePlan):
+            return self._run_picture(plan)
         if self._model.sliding_window and not self._fits_one_ubatch(plan):
             return self._run_in_parts(plan)
         batch = self._batch
         batch.clear()
+        first_rows = []
         for chunk in plan.chunks:
+            first_rows.append(len(batch) + len(chunk.tokens) - chunk.num_outputs)
             batch.add(chunk.slot, chunk.position, chunk.tokens, chunk.num_outputs)
-        return OUTCOMES[self._context.decode(batch)]
+        return self._result(plan, OUTCOMES[self._context.decode(batch)], first_rows)
 
-    def _fits_one_ubatch(self, plan: Plan) -> bool:
+    def _result(self, plan: Plan, outcome: Outcome, first_rows: Sequence[int]) -> StepResult:
+        """`first_rows`: of each chunk the row of the last batch that its first logits are of."""
+        counts = [chunk.num_outputs for chunk in plan.chunks]
+        if outcome is not Outcome.OK or not any(counts):
+            return StepResult(outcome, tuple([] for _ in counts))
+        logits = self._context.logits(sum(counts))
+        rows, begin = [], 0
+        for count, first in zip(counts, first_rows, strict=True):
+            rows.append([Row(logits[begin + i], first + i) for i in range(count)])
+            begin += count
+        return StepResult(outcome, tuple(rows))
+
+    def _fits_one_ubatch(self, plan: TextPlan) -> bool:
         """Whether no sequence's tokens of the plan are spread over several ubatches."""
         sizes = [len(chunk.tokens) for chunk in plan.chunks]
         return max(sizes) == 1 or (len(sizes) == 1 and sizes[0] <= self._ubatch_size)
 
-    def _run_in_parts(self, plan: Plan) -> Outcome:
+    def _run_in_parts(self, plan: TextPlan) -> StepResult:
         """Computes a plan in calls that each take one ubatch of a sequence, all rows with logits
         in the last one.
 
@@ -186,26 +200,30 @@ class LlamaRunner:
                 batch.clear()
                 batch.add(chunk.slot, chunk.position + begin, tokens, 0)
                 if OUTCOMES[self._context.decode(batch)] is not Outcome.OK:
-                    return Outcome.PARTIAL
+                    return self._result(plan, Outcome.PARTIAL, ())
         batch.clear()
+        first_rows = []
         for chunk in plan.chunks:
-            chunk.first_row = chunk.first_output  # the last call has no other rows
+            first_rows.append(len(batch))
             if chunk.num_outputs:
                 end = len(chunk.tokens) - chunk.num_outputs
                 batch.add(chunk.slot, chunk.position + end, chunk.tokens[end:], chunk.num_outputs)
-        if not len(batch) or OUTCOMES[self._context.decode(batch)] is Outcome.OK:
-            return Outcome.OK
-        return Outcome.PARTIAL
+        is_done = not len(batch) or OUTCOMES[self._context.decode(batch)] is Outcome.OK
+        return self._result(plan, Outcome.OK if is_done else Outcome.PARTIAL, first_rows)
 
-    def _run_picture(self, chunk: Chunk, rows: PictureRows) -> Outcome:
+    def _run_picture(self, plan: PicturePlan) -> StepResult:
+        chunk, rows = plan.chunk, plan.rows
         batch = EmbeddingBatch(chunk.slot, rows.embeddings, rows.positions, chunk.num_outputs)
-        return OUTCOMES[self._context.decode_embeddings(batch, is_causal=rows.is_causal)]
-
-    def logits(self, num_outputs: int) -> Logits:
-        return self._context.logits(num_outputs)
+        outcome = OUTCOMES[self._context.decode_embeddings(batch, is_causal=rows.is_causal)]
+        return self._result(plan, outcome, [len(chunk.tokens) - chunk.num_outputs])
 
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> TokenSampler:
-        return Sampler(self._context, self._model.vocab, params, prompt)
+        return LlamaSampler(
+            self._context,
+            Sampler(
+                self._model.vocab, params, prompt, context_size=self._capabilities.context_size
+            ),
+        )
 
     def grammar_tokenizer(self) -> Any:
         return self._model.vocab.grammar_tokenizer()
@@ -228,42 +246,11 @@ class LlamaRunner:
     def restore(self, slot: int, blob: Blob, *, length: int, partial: bool = False) -> bool:
         return self._context.restore(slot, blob, length=length, partial=partial)
 
-    @property
-    def can_read_aside(self) -> bool:
-        """Whether a long prompt is better read in a memory of its own. A GPU computes a step with
-        a piece of a prompt hardly slower than one without, and its memory is scarce."""
-        model = self._model
-        has_known_state = not (model.is_hybrid and model.sliding_window)
-        is_wanted = self._is_wanted_aside and self._capabilities.num_slots > 1
-        return is_wanted and has_known_state and not model.gpus
-
-    def open_side_memory(self, size: int, between: Callable[[], bool]) -> LlamaSideMemory:
-        """See `prefiller.OpenMemory`. Close it before the runner. Raises ModelLoadError."""
-        # Doubled until it fits: a memory as large as a slot would mostly lie idle, and one for
-        # each prompt would be made too often.
-        context_size = MIN_SIDE_CONTEXT
-        while context_size < size:
-            context_size *= 2
-        context_size = min(context_size, self._capabilities.context_size)
-        options = replace(self._options, context_size=context_size)
-        return LlamaSideMemory(self._model, options, self._state_form, between)
-
-    def copy_to_side(self, slot: int) -> Blob | None:
-        """A copy of a slot's memory that the side memory can be restored from."""
-        blob = self._context.save(slot)
-        if blob is None:
-            return None
-        return self._state_form.convert(blob, self._context.state_size(slot, partial=True), 1)
-
-    def warm_up(self) -> dict[int, float]:
-        """Decodes a few small batches, so that no request pays for first touches of memory.
-
-        Returns their milliseconds by their number of tokens, rising with it.
-        """
+    def warm_up(self) -> WarmUp:
         self._context.set_warm_up(True)
         self._time_batch(min(WARM_UP_SIZES))
         self._context.set_warm_up(False)
-        costs: dict[int, float] = {}
+        batches: dict[int, float] = {}
         most = math.inf
         for size in sorted(WARM_UP_SIZES, reverse=True):
             if size <= self._batch.capacity:
@@ -271,8 +258,8 @@ class LlamaRunner:
                 if ms < WORTH_REPEATING_MS:
                     ms = min(ms, self._time_batch(size), self._time_batch(size))
                 # Whatever made fewer tokens take longer than more was not the model.
-                most = costs[size] = min(most, ms)
-        return costs
+                most = batches[size] = min(most, ms)
+        return WarmUp(StepCosts(batches), _time_copy())
 
     def _time_batch(self, size: int) -> float:
         token = self._model.vocab.bos_id or 0
@@ -285,60 +272,37 @@ class LlamaRunner:
         return (time.perf_counter() - begin_s) * 1e3
 
     def close(self) -> None:
-        if self.projector is not None:
-            self.projector.close()
+        if self._projector is not None:
+            self._projector.close()
         self._context.close()
         self._model.close()
 
 
-class LlamaSideMemory:
-    """A context of one sequence; see `prefiller.SideMemory`."""
+class LlamaSampler:
+    """A chain of libllama's samplers, and the context whose rows it reads."""
 
-    def __init__(
-        self,
-        model: Model,
-        options: ContextOptions,
-        form: StateForm,
-        between: Callable[[], bool],
-    ) -> None:
-        self._form, self._num_slots = form, options.num_sequences
-        size = options.ubatch_size
-        options = replace(options, num_sequences=1, batch_size=size, max_outputs=1)
-        self.size = options.context_size
-        self._between = between
-        self._was_stopped = False
-        self._context = Context(model, options, between=self._go_on)
-        self._batch = Batch(size)
+    def __init__(self, context: Context, chain: Sampler) -> None:
+        self._context = context
+        self._chain = chain
+        self.accept = chain.accept
+        self.close = chain.close
 
-    def _go_on(self) -> bool:
-        self._was_stopped = self._was_stopped or not self._between()
-        return not self._was_stopped
+    def sample(self, row: Row) -> int:
+        return self._chain.sample(self._context, row.handle)
 
-    def clear(self) -> None:
-        self._context.clear(0)
+    def sample_masked(self, row: Row) -> int:
+        return self._chain.sample_masked(row.logits)
 
-    def restore(self, blob: Blob, length: int) -> bool:
-        return self._context.restore(0, blob, length=length)
+    def sample_with_probs(
+        self, row: Row
+    ) -> tuple[int, npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        return self._chain.sample_with_probs(row.logits)
 
-    def compute(self, tokens: list[int], position: int) -> bool:
-        self._was_stopped = False
-        # One ubatch a call: of several, a sliding window would lose cells that the first needs.
-        for begin in range(0, len(tokens), self._batch.capacity):
-            self._batch.clear()
-            part = tokens[begin : begin + self._batch.capacity]
-            self._batch.add(0, position + begin, part, 0)
-            outcome = self._context.decode(self._batch)
-            if outcome is not native_context.Outcome.OK or self._was_stopped:
-                self._context.clear(0)
-                return False
-        return True
 
-    def save(self) -> Blob | None:
-        blob = self._context.save(0)
-        if blob is None:
-            return None
-        size = self._context.state_size(0, partial=True)
-        return self._form.convert(blob, size, self._num_slots)
-
-    def close(self) -> None:
-        self._context.close()
+def _time_copy() -> tuple[int, float]:
+    """Bytes and milliseconds of a copy into memory that is touched for the first time, as saving a
+    slot is."""
+    source = np.ones(COPIED_BYTES, dtype=np.uint8)
+    begin_s = time.perf_counter()
+    source.copy()
+    return COPIED_BYTES, (time.perf_counter() - begin_s) * 1e3

@@ -1,7 +1,7 @@
-"""The engine's loop: commands in, one step, events out; for ever.
+"""The engine's loop: what arrived in, one step, events out; for ever.
 
 Rules of this file
-    The loop waits only for commands, and only when there is nothing to compute: it neither spins
+    The loop waits only for arrivals, and only when there is nothing to compute: it neither spins
     nor sleeps through an arrival.
     Events of one step leave as one message. Sending never blocks the loop.
     An exception fails the requests that were there and the loop goes on; nobody is left waiting.
@@ -10,36 +10,37 @@ Rules of this file
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Several
 from typing import Protocol
 
-from selfserve.engine.grammars import GrammarBuilder
+from selfserve.engine.intake import Arrival
 from selfserve.engine.runner import Runner
 from selfserve.engine.scheduler import Scheduler, failed
-from selfserve.engine.stats import EngineStats
-from selfserve.engine.turns import ComputeTurns
-from selfserve.errors import InternalError, SelfError, ShuttingDown
+from selfserve.engine.sequence import Sequence
+from selfserve.engine.stats import EngineStats, PhaseTimes
+from selfserve.errors import InternalError, ShuttingDown
 from selfserve.logs import get_logger
-from selfserve.request import Abort, Command, Event, Message, Request, Shutdown, Submit
+from selfserve.request import Abort, Event, Failed, Hold, Message, Shutdown
 
 log = get_logger("engine")
 
 HEARTBEAT_S = 1.0
 
 
-class Inbox(Protocol):
-    """Where commands come from."""
+class Arrivals(Protocol):
+    """Where what arrives comes from."""
 
-    def receive(self, timeout_s: float) -> list[Command]:
-        """All commands that are there; waits for the first one at most `timeout_s`."""
+    def take(self, timeout_s: float) -> list[Arrival]:
+        """What arrived, in order; waits for the first at most `timeout_s`."""
         ...
 
-    def wake(self) -> None:
-        """Ends a `receive` that waits. May be called by any thread."""
+    def close(self) -> list[str]:
+        """Ends it; ids of the requests that were under way to the loop."""
         ...
 
 
-Outbox = Callable[[Sequence[Message]], None]
+Outbox = Callable[[Several[Message]], None]
 
 
 class EngineLoop:
@@ -49,80 +50,81 @@ class EngineLoop:
         self,
         runner: Runner,
         scheduler: Scheduler,
-        grammars: GrammarBuilder,
-        inbox: Inbox,
+        stats: EngineStats,
+        arrivals: Arrivals,
         outbox: Outbox,
         *,
-        turns: ComputeTurns,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`turns`: those of the steps and of a prompt that is read beside them."""
         self._runner = runner
-        self._turns = turns
         self._scheduler = scheduler
-        self._grammars = grammars
-        self._inbox = inbox
+        self._stats = stats
+        self._arrivals = arrivals
         self._outbox = outbox
         self._clock = clock
-        self._stats = EngineStats(scheduler)
         self._is_stopping = False
         self._is_waiting = False
-        """Whether all work waits for a side thread, which will wake the loop."""
+        """Whether all work waits for somebody else, who will wake the loop."""
         self._beat_s = 0.0
 
     def run(self) -> None:
-        """Blocks until a Shutdown command."""
+        """Blocks until a Shutdown arrives."""
         while not self._is_stopping:
             try:
-                self.turn()
+                self.step()
             except Exception:
                 log.exception("the engine's step failed; its requests end, the engine goes on")
                 error = InternalError("the engine failed while it computed this request")
-                self._send(self._scheduler.fail_all(error))
+                self._scheduler.fail_all(error)
+                self._tell()
         reason = ShuttingDown("the server is shutting down")
-        self._send([failed(request_id, reason) for request_id in self._grammars.forget_all()])
-        self._send(self._scheduler.fail_all(reason))
+        self._send([failed(request_id, reason) for request_id in self._arrivals.close()])
+        self._scheduler.fail_all(reason)
+        self._tell()
 
-    def turn(self) -> None:
-        """One round: commands, grammars that are ready, and a step if there is work."""
+    def step(self) -> None:
+        """One round of the four phases; waits if there is nothing to do."""
         can_go_on = self._scheduler.has_work and not self._is_waiting
-        for command in self._inbox.receive(0.0 if can_go_on else HEARTBEAT_S):
-            self._obey(command)
-        for request, result in self._grammars.take_built():
-            if isinstance(result, SelfError):
-                self._send([failed(request.id, result)])
-            else:
-                self._scheduler.add(request, result)
+        arrivals = self._arrivals.take(0.0 if can_go_on else HEARTBEAT_S)
+        begin_s = self._clock()
+        for arrival in arrivals:
+            self._take_in(arrival)
         self._beat()
-        plan = self._scheduler.schedule()
+        taken_s = self._clock()
+        self._scheduler.operate()
+        operated_s = self._clock()
+        plan = self._scheduler.plan()
         self._is_waiting = plan is None
-        self._send(self._scheduler.take_untold())
+        self._tell()
         if plan is None:
             return
-        with self._turns.engine():
-            begin_s = self._clock()
-            outcome = self._runner.run(plan)
-            ms = (self._clock() - begin_s) * 1e3
-        events = self._scheduler.commit(plan, outcome, ms)
-        self._send(events)
-        self._stats.record(plan, ms)
+        planned_s = self._clock()
+        result = self._runner.run(plan)
+        ran_s = self._clock()
+        self._scheduler.commit(plan, result, (ran_s - planned_s) * 1e3)
+        self._tell()
+        times = PhaseTimes(
+            take_in=taken_s - begin_s,
+            operate=operated_s - taken_s,
+            plan=planned_s - operated_s,
+            run=ran_s - planned_s,
+            commit=self._clock() - ran_s,
+        )
+        self._stats.record(plan, times)
 
-    def _obey(self, command: Command) -> None:
-        match command:
-            case Submit(request=request):
-                self._submit(request)
+    def _take_in(self, arrival: Arrival) -> None:
+        match arrival:
+            case Sequence():
+                self._scheduler.take_in(arrival)
+            case Failed():
+                self._send([arrival])
             case Abort(id=request_id):
-                self._grammars.forget(request_id)
-                self._scheduler.abort(request_id)
                 self._stats.num_aborted += 1
+                self._scheduler.abort(request_id)
+            case Hold(id=request_id, is_held=is_held):
+                self._scheduler.hold(request_id, is_held)
             case Shutdown():
                 self._is_stopping = True
-
-    def _submit(self, request: Request) -> None:
-        if request.constraint is None:
-            self._scheduler.add(request)
-        else:
-            self._grammars.build(request)
 
     def _beat(self) -> None:
         now_s = self._clock()
@@ -131,7 +133,10 @@ class EngineLoop:
         self._beat_s = now_s
         self._outbox([self._stats.heartbeat()])
 
-    def _send(self, events: Sequence[Event]) -> None:
+    def _tell(self) -> None:
+        self._send(self._scheduler.take_events())
+
+    def _send(self, events: Several[Event]) -> None:
         if events:
             self._outbox(events)
             self._stats.count(events)

@@ -1,15 +1,23 @@
-"""The records between scheduler and runner: what one step computes, and how it went."""
+"""The records between scheduler and runner: what one step computes, and how it went.
+
+A plan is made by the planner and read by the runner; nobody changes one.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from selfserve.engine.media import Embeddings, Positions
+import numpy as np
+import numpy.typing as npt
 
 if TYPE_CHECKING:
     from selfserve.engine.sequence import Sequence
+
+Logits = npt.NDArray[np.float32]
+Embeddings = npt.NDArray[np.float32]
+Positions = npt.NDArray[np.int32]
 
 
 class Outcome(Enum):
@@ -23,8 +31,49 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A run of one sequence's tokens that one step computes."""
+
+    sequence: Sequence
+    slot: int
+    start: int
+    """Index of the first token: how many the slot's memory holds before the step."""
+    tokens: list[int]
+    draft: list[int]
+    """The last tokens of `tokens` that are only guesses, to be confirmed by their logits."""
+    num_outputs: int
+    """How many rows at the end want logits: 0 in the middle of a prompt, else 1 + the draft."""
+
+    @property
+    def position(self) -> int:
+        """Position of the first token: its index, until there are pictures before it."""
+        return self.sequence.media.position_of(self.start)
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens in memory after the step, not counting the draft."""
+        return self.start + len(self.tokens) - len(self.draft)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPlan:
+    """A step of tokens: chunks in the order of their slots, each slot at most once.
+
+    The order matters: libllama computes sequences together only while their ids rise one by one.
+    """
+
+    chunks: tuple[Chunk, ...]
+    num_decode_tokens: int
+    num_prefill_tokens: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_decode_tokens + self.num_prefill_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PictureRows:
-    """What a step computes instead of token ids, of a picture or a part of it."""
+    """What is computed instead of token ids, of a picture or a part of it."""
 
     embeddings: Embeddings
     """Shape (n, n_embd)."""
@@ -34,59 +83,46 @@ class PictureRows:
     """False: each row attends to all others."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Chunk:
-    """A run of one sequence's tokens that one step computes."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PicturePlan:
+    """A step of one sequence's picture alone."""
 
-    sequence: Sequence
-    slot: int
-    start: int
-    """Index of the first token: how many the slot's memory holds before the step."""
-    tokens: list[int]
-    draft: list[int] = field(default_factory=list)
-    """The last tokens of `tokens` that are only guesses, to be confirmed by their logits."""
-    num_outputs: int = 0
-    """How many rows at the end want logits: 0 in the middle of a prompt, else 1 + the draft."""
-    first_row: int = 0
-    """Index of the first of those rows in the whole batch."""
-    first_output: int = 0
-    """Index of the first of those rows among all rows with logits."""
-    picture: PictureRows | None = None
-    """Of tokens that stand for a picture. Such a chunk is alone in its step."""
+    chunk: Chunk
+    rows: PictureRows
 
     @property
-    def position(self) -> int:
-        """Position of the first token, the same as its index until there are pictures."""
-        return self.sequence.media.position_of(self.start)
+    def chunks(self) -> tuple[Chunk, ...]:
+        return (self.chunk,)
 
     @property
-    def num_computed(self) -> int:
-        """Tokens in memory after the step, not counting the draft."""
-        return self.start + len(self.tokens) - len(self.draft)
+    def num_decode_tokens(self) -> int:
+        return 0
 
-
-@dataclass(slots=True)
-class Plan:
-    """One step: chunks in the order of their slots, each slot at most once.
-
-    The order matters: libllama computes sequences together only while their ids rise one by one.
-    """
-
-    chunks: list[Chunk] = field(default_factory=list)
-    num_decode_tokens: int = 0
-    num_prefill_tokens: int = 0
+    @property
+    def num_prefill_tokens(self) -> int:
+        return len(self.chunk.tokens)
 
     @property
     def num_tokens(self) -> int:
-        return self.num_decode_tokens + self.num_prefill_tokens
+        return len(self.chunk.tokens)
 
-    def finish(self) -> Plan:
-        """Sorts the chunks by slot and numbers their rows."""
-        self.chunks.sort(key=lambda chunk: chunk.slot)
-        row = output = 0
-        for chunk in self.chunks:
-            chunk.first_row = row + len(chunk.tokens) - chunk.num_outputs
-            chunk.first_output = output
-            row += len(chunk.tokens)
-            output += chunk.num_outputs
-        return self
+
+Plan = TextPlan | PicturePlan
+
+
+class Row(NamedTuple):
+    """One row of logits after a step; valid until the next one."""
+
+    logits: Logits
+    """Shape (n_vocab,). May be written to: the runner's samplers see it."""
+    handle: int
+    """Where the runner finds this row again; nobody else's matter."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """How a step went."""
+
+    outcome: Outcome
+    rows: tuple[list[Row], ...] = ()
+    """Of each chunk of the plan, in its order, as many as it wanted logits of."""

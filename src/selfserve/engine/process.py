@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 
 import zmq
 
 from selfserve.config import EngineSettings
 from selfserve.engine.channel import EngineInbox, EngineOutbox
-from selfserve.engine.constraint import ConstraintFactory
-from selfserve.engine.encoder import PictureEncoder
-from selfserve.engine.grammars import GrammarBuilder
+from selfserve.engine.costs import Costs
+from selfserve.engine.intake import Inbox, Intake, Preparation
 from selfserve.engine.llama_runner import LlamaRunner
-from selfserve.engine.loop import EngineLoop
-from selfserve.engine.pace import StepPace
-from selfserve.engine.pictures import Pictures
-from selfserve.engine.prefiller import Prefiller
+from selfserve.engine.loop import EngineLoop, Outbox
+from selfserve.engine.memory import PromptMemory
+from selfserve.engine.pictures import PictureEncoder, Pictures
+from selfserve.engine.runner import Runner
 from selfserve.engine.scheduler import Scheduler, failed
-from selfserve.engine.slots import SlotTable
-from selfserve.engine.speculation import StepCosts
-from selfserve.engine.turns import ComputeTurns
+from selfserve.engine.stats import EngineStats
 from selfserve.errors import SelfError
 from selfserve.logs import configure, get_logger
 from selfserve.request import Loading, Ready
@@ -31,6 +29,9 @@ log = get_logger("engine")
 START_FAILED = "start"
 """Id of the Failed message that tells why the model could not be loaded."""
 ORPHAN_CHECK_S = 1.0
+SWITCH_INTERVAL_S = 0.0005
+"""After which a thread that prepares requests gives the interpreter to the loop: with Python's own
+5 ms each call of libllama's samplers could end in such a wait."""
 
 
 def run(settings: EngineSettings, folder: str) -> None:
@@ -39,13 +40,14 @@ def run(settings: EngineSettings, folder: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     configure(settings.verbose)
     _end_with_parent()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     outbox = EngineOutbox(context, folder)
     inbox = EngineInbox(context, folder)
     runner = None
     try:
         runner = LlamaRunner(settings, on_progress=_reporter(outbox))
-        _serve(settings, runner, inbox, outbox)
+        serve(settings, runner, inbox, outbox)
     except SelfError as error:
         outbox([failed(START_FAILED, error)])
         raise SystemExit(1) from error
@@ -57,35 +59,25 @@ def run(settings: EngineSettings, folder: str) -> None:
             runner.close()
 
 
-def _serve(
-    settings: EngineSettings, runner: LlamaRunner, inbox: EngineInbox, outbox: EngineOutbox
-) -> None:
+def serve(settings: EngineSettings, runner: Runner, inbox: Inbox, outbox: Outbox) -> None:
+    """Puts the engine together around a loaded model and runs it until Shutdown."""
     capabilities = runner.capabilities
-    costs = StepCosts(runner.warm_up())
-    pace = StepPace(settings.step_ms, capabilities.batch_size, capabilities.num_slots, costs)
-    slots = SlotTable(runner, settings.cache_ram_bytes or 0)
-    pictures = _pictures(runner, inbox)
-    turns = ComputeTurns(settings.step_ms / 1e3)
-    prefiller = None
-    if runner.can_read_aside:
-        prefiller = Prefiller(runner.open_side_memory, runner.copy_to_side, turns, inbox.wake)
-    scheduler = Scheduler(
-        runner,
-        slots,
-        pace,
-        costs=costs if settings.speculate else None,
-        pictures=pictures,
-        prefiller=prefiller,
+    warm_up = runner.warm_up()
+    costs = Costs(
+        settings.step_ms,
+        capabilities.batch_size,
+        capabilities.num_slots,
+        batches=warm_up.batches,
+        copy=warm_up.copy,
     )
-
-    def make_factory() -> ConstraintFactory:
-        vocabulary = runner.vocabulary
-        return ConstraintFactory(
-            runner.grammar_tokenizer(), eog_ids=vocabulary.eog_ids, vocab_size=vocabulary.size
-        )
-
-    grammars = GrammarBuilder(make_factory, inbox.wake)
-    loop = EngineLoop(runner, scheduler, grammars, inbox, outbox, turns=turns)
+    intake = Intake(inbox, Preparation(runner, costs if settings.speculate else None))
+    memory = PromptMemory(runner, costs, settings.cache_ram_bytes or 0)
+    pictures = None
+    if runner.pictures is not None:
+        pictures = Pictures(PictureEncoder(runner.pictures.encode, intake.wake))
+    scheduler = Scheduler(capabilities, memory, costs, pictures=pictures)
+    stats = EngineStats(scheduler, memory, pictures)
+    loop = EngineLoop(runner, scheduler, stats, intake, outbox)
     outbox(
         [
             Ready(
@@ -96,18 +88,13 @@ def _serve(
             )
         ]
     )
-    loop.run()
-    grammars.close()
-    scheduler.long_prompts.close()
+    intake.start()
+    try:
+        loop.run()
+    finally:
+        intake.close()
     if pictures is not None:
         pictures.encoder.close()
-
-
-def _pictures(runner: LlamaRunner, inbox: EngineInbox) -> Pictures | None:
-    if runner.projector is None:
-        return None
-    encoder = PictureEncoder(runner.projector.encode, inbox.wake)
-    return Pictures(runner.projector.layout, encoder, runner.capabilities.context_size)
 
 
 def _reporter(outbox: EngineOutbox):  # type: ignore[no-untyped-def]

@@ -1,51 +1,43 @@
-"""Who computes what in the next step, and what follows from the step before.
+"""All requests that the engine has, and the four phases of a step.
 
 Rules of this file
-    `schedule` decides, `commit` records; nothing else changes a running sequence.
+    A step is `take_in`, `operate`, `plan`, `commit`, in this order, each timed by the loop.
+        take_in   what arrived: finished preparations, aborts, holds. Touches no memory.
+        operate   memory operations, as many as the step's allowance permits, and with them who
+                  gets a slot. An error ends only the request that it belongs to.
+        plan      which tokens the step computes. Reads, and changes nothing.
+        commit    records what the step gave: tokens, text, ends.
     Containers keep their order: the same requests in the same order make the same batches.
     A request leaves only by one final event, or because nobody waits for it any more.
 
-Theory of operation
-    There is no prefill phase and no decode phase. Each sequence has tokens, and a number of them
-    is computed; a step computes some of the difference. Sequences that generate come first, since
-    somebody watches them; what is left of the step's budget goes to prompts (see `pace`). In turn
-    the oldest prompt comes first, so that none waits for ever, and the shortest, so that none is
-    stuck behind a long one. One prompt gets all it can use: libllama computes pieces of different
-    lengths in several passes, each of which reads all weights.
+The promise
+    decode + memory operations + prompts <= decode + `Costs.allowance_ms`
+    Operations of a step begin only while what they spent and will cost stays within the allowance
+    (the first one always may), and the planner gives prompts the rest.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-import numpy as np
-
-from selfserve.engine.advance import Advancer
-from selfserve.engine.constraint import ConstraintState
-from selfserve.engine.gaps import GapCloser
-from selfserve.engine.long_prompts import LongPrompts
-from selfserve.engine.media import NO_MEDIA
-from selfserve.engine.output import OutputStream
-from selfserve.engine.pace import StepPace
+from selfserve.engine.costs import Allowance, Costs
+from selfserve.engine.memory import PromptMemory
 from selfserve.engine.pictures import Pictures
-from selfserve.engine.plan import Chunk, Outcome, Plan
-from selfserve.engine.prefiller import Prefiller
-from selfserve.engine.runner import Logits, Runner
+from selfserve.engine.plan import Chunk, Outcome, PicturePlan, Plan, Row, StepResult
+from selfserve.engine.planner import Planner, Situation
+from selfserve.engine.runner import Capabilities
 from selfserve.engine.sequence import Sequence
-from selfserve.engine.slots import SlotTable
-from selfserve.engine.speculation import StepCosts
-from selfserve.errors import InternalError, OutOfMemory, SelfError
+from selfserve.errors import InternalError, OutOfMemory, RequestTimeout, SelfError
+from selfserve.limits import MAX_HELD_S
 from selfserve.logs import get_logger
-from selfserve.request import Event, Failed, Progress, Request
+from selfserve.request import Event, Failed, Progress, StopType
 
 log = get_logger("engine")
 
 MAX_FAILURES = 2
 """Failed steps of one sequence alone after which the request fails."""
-MIN_PIECE = 16
-"""Tokens of a second prompt in one step, at least, unless they are all it needs."""
 
 
 def failed(request_id: str, error: SelfError) -> Failed:
@@ -59,7 +51,7 @@ def failed(request_id: str, error: SelfError) -> Failed:
     )
 
 
-def _failed_by(request_id: str, error: Exception) -> Failed:
+def failed_by(request_id: str, error: Exception) -> Failed:
     """The final event of a request that an exception ended; only the log tells foreign ones."""
     if isinstance(error, SelfError):
         log.warning("request %s failed: %s", request_id, type(error).__name__)
@@ -69,365 +61,295 @@ def _failed_by(request_id: str, error: Exception) -> Failed:
 
 
 class Scheduler:
-    """All requests that the engine has. Belongs to the engine's thread."""
+    """Belongs to the engine's thread."""
 
     def __init__(
         self,
-        runner: Runner,
-        slots: SlotTable,
-        pace: StepPace,
+        capabilities: Capabilities,
+        memory: PromptMemory,
+        costs: Costs,
         *,
-        costs: StepCosts | None = None,
         pictures: Pictures | None = None,
-        prefiller: Prefiller | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`costs` are those of verifying drafts; None, or a memory that cannot be cut: no
-        drafts. `pictures`: None for a model that takes text only. `prefiller`: None: long
-        prompts are read by steps alone."""
-        self._runner = runner
-        self._capabilities = runner.capabilities
-        self._pace = pace
+        """`pictures`: None for a model that takes text only."""
+        self._memory = memory
+        self._costs = costs
+        self._pictures = pictures
         self._clock = clock
-        self.slots = slots
-        self.pictures = pictures
-        self.long_prompts = LongPrompts(prefiller, slots, pace)
-        self._had_picture = False
-        """Whether the last step computed a picture."""
-        if not runner.capabilities.can_cut:
-            costs = None
-        self.advancer = Advancer(runner, slots, costs=costs, clock=clock)
-        self._gaps = GapCloser()
-        self._is_oldest_turn = False
-        self.waiting: deque[tuple[Sequence, ConstraintState | None]] = deque()
+        self._planner = Planner(capabilities, costs, memory, pictures)
+        self.waiting: dict[str, Sequence] = {}
+        """By request id, oldest first."""
         self.running: dict[str, Sequence] = {}
         """By request id, oldest first."""
-        self._suspects: deque[str] = deque()
+        self._awaited: dict[str, tuple[Sequence, int]] = {}
+        """Id of a waiting sequence → the running one whose prompt begins like its own, and the
+        length from which on it is of use."""
+        self._held_since_s: dict[str, float] = {}
+        self._failures: dict[str, int] = {}
+        """Failed steps alone, by the id of a running sequence."""
+        self._suspects: list[str] = []
         """Sequences of a failed step; each is tried alone until it proves good."""
-        self._untold: list[Event] = []
-        """Events that belong to no step, such as those of requests that could not be begun."""
+        self._oldest_first = True
+        self._picture_first = True
+        self._spent_ms = 0.0
+        self._events: list[Event] = []
+        self.num_generated = 0
+        self.num_drafted = 0
+        self.num_accepted = 0
 
     @property
     def has_work(self) -> bool:
         return bool(self.running or self.waiting)
 
-    # --- arrivals and departures ----------------------------------------------------------
+    @property
+    def spent_ms(self) -> float:
+        """What the memory operations of the last `operate` took."""
+        return self._spent_ms
 
-    def add(self, request: Request, constraint: ConstraintState | None = None) -> None:
-        """Takes a request into the waiting queue. `constraint` is its compiled grammar."""
-        media = NO_MEDIA
-        try:
-            if self.pictures is not None and request.pictures:
-                request, media = self.pictures.expand(request)
-            sequence = Sequence(
-                request=request,
-                media=media,
-                prompt=np.array(request.prompt, dtype=np.int64),
-                tokens=list(request.prompt),
-                output=OutputStream(self._runner.vocabulary, request),
-                arrived_s=self._clock(),
-            )
-        except Exception as error:
-            self._untold.append(_failed_by(request.id, error))
-        else:
-            self.waiting.append((sequence, constraint))
-
-    def take_untold(self) -> list[Event]:
-        """What happened since the last call besides steps: requests that could not be begun,
-        progress of prompts on the side."""
-        taken, self._untold = self._untold, []
+    def take_events(self) -> list[Event]:
+        """What is to be told since the last call."""
+        taken, self._events = self._events, []
         return taken
+
+    # --- take in --------------------------------------------------------------------------
+
+    def take_in(self, sequence: Sequence) -> None:
+        """A prepared request joins the queue. It belongs to the scheduler from now on."""
+        self.waiting[sequence.id] = sequence
+        for other in self.running.values():
+            self._find_fork(sequence, other)
 
     def abort(self, request_id: str) -> None:
         """Forgets a request; its slot is free at once. Unknown ids are ignored: the request may
         have ended while the abort was under way."""
-        sequence = self.running.pop(request_id, None)
+        sequence = self.running.get(request_id)
         if sequence is not None:
-            self._close(sequence)
-            self.slots.release(sequence)
-            return
-        for item in self.waiting:
-            if item[0].id == request_id:
-                self.waiting.remove(item)
-                return
+            self._memory.release(sequence)
+        else:
+            sequence = self.waiting.get(request_id)
+        if sequence is not None:
+            self._forget(sequence)
 
-    def fail_all(self, error: SelfError) -> list[Event]:
+    def hold(self, request_id: str, is_held: bool) -> None:
+        """Nobody reads the request's stream at the moment, or somebody does again."""
+        sequence = self.running.get(request_id)
+        if sequence is None or sequence.is_held == is_held:
+            return
+        sequence.is_held = is_held
+        if is_held:
+            self._held_since_s[request_id] = self._clock()
+        else:
+            self._held_since_s.pop(request_id, None)
+
+    def fail_all(self, error: SelfError) -> None:
         """Ends every request with `error`; slots are emptied, since their state is in doubt."""
-        events: list[Event] = [failed(s.id, error) for s in self.running.values()]
-        events += [failed(sequence.id, error) for sequence, _ in self.waiting]
-        events += self.take_untold()
-        for sequence in self.running.values():
-            self._close(sequence)
-            self.slots.discard(sequence)
-        self.running.clear()
-        self.waiting.clear()
+        for sequence in list(self.running.values()):
+            self._end_badly(sequence, error)
+        for sequence in list(self.waiting.values()):
+            self._events.append(failed(sequence.id, error))
+            self._forget(sequence)
         self._suspects.clear()
-        return events
 
-    # --- deciding -------------------------------------------------------------------------
+    # --- operate --------------------------------------------------------------------------
 
-    def schedule(self) -> Plan | None:
-        """The next step, or None if there is nothing to compute."""
-        self._advance_long_prompt()
-        self._admit()
-        self._close_gap()
-        self.slots.step_begins()
-        sequences = self._isolated() or list(self.running.values())
-        kinds = [self._picture_step, self._text_step]
-        if self._had_picture:  # whoever decodes beside a picture goes on between its parts
-            kinds.reverse()
-        for kind in kinds:
-            plan = kind(sequences)
-            if plan.chunks:
-                self._had_picture = plan.chunks[0].picture is not None
-                return plan.finish()
-        return None
-
-    def _text_step(self, sequences: list[Sequence]) -> Plan:
-        plan = Plan()
-        decoding = [s for s in sequences if s.is_decoding]
-        for num_served, sequence in enumerate(decoding, start=1):
-            # After a failed step a whole answer may have to be computed again.
-            room = self._capabilities.batch_size - plan.num_tokens - (len(decoding) - num_served)
-            count = min(sequence.num_pending, sequence.num_text_pending, room)
-            if not self._pace.worth_a_pass(count, len(decoding)):
-                count = min(count, 1)
-            if count:
-                self._add_chunk(plan, sequence, count)
-        self._add_drafts(plan, decoding)
-        self._share_prefill(plan, [s for s in sequences if not s.is_decoding])
-        return plan
-
-    def _picture_step(self, sequences: list[Sequence]) -> Plan:
-        """The oldest sequence that has come to a picture whose embeddings are there."""
-        plan = Plan()
-        if self.pictures is None:
-            return plan
-        budget = self._pace.prefill_budget(sum(s.is_decoding for s in sequences))
-        budget = min(budget, self._capabilities.batch_size)
-        for sequence in sequences:
-            try:
-                rows = self.pictures.rows(sequence, budget) if sequence.media else None
-            except SelfError as error:
-                self._untold.append(self._end_badly(sequence, _failed_by(sequence.id, error)))
+    def operate(self) -> None:
+        """Does what is due in the slots, gives free ones to waiting sequences, closes gaps."""
+        num_decoding = sum(s.is_decoding and not s.is_held for s in self.running.values())
+        allowance = Allowance(self._costs, self._costs.allowance_ms(num_decoding), self._clock)
+        self._memory.begin_phase()
+        self._end_long_held()
+        for slot in self._memory.slots:
+            if not slot.due:
                 continue
-            if rows is not None:
-                self._add_chunk(plan, sequence, len(rows.embeddings))
-                plan.chunks[0].picture = rows
-                break
-        return plan
+            if slot.owner is None:
+                self._memory.settle(slot, allowance)
+            else:
+                with self._guard(slot.owner):
+                    self._memory.settle(slot, allowance)
+        self._admit(allowance)
+        self._memory.close_gap(self.running.values(), allowance)
+        self._order_pictures()
+        self._spent_ms = allowance.spent_ms
 
-    def _isolated(self) -> list[Sequence]:
-        """The first suspect alone, if a failed step left any."""
-        while self._suspects:
-            sequence = self.running.get(self._suspects[0])
-            if sequence is not None:
-                return [sequence]
-            self._suspects.popleft()
-        return []
-
-    def _admit(self) -> None:
-        """Moves waiting requests into free slots, oldest first. One that waits for a certain
-        slot, or for a prompt that is being computed anyway, lets others pass."""
-        for item in list(self.waiting):
-            if not self.slots.num_free:
-                return
-            sequence, constraint = item
-            if self.slots.free_slot_exists(sequence.request.slot) and not self._awaited(sequence):
-                self.waiting.remove(item)
-                self._begin(sequence, constraint)
-
-    def _begin(self, sequence: Sequence, constraint: ConstraintState | None) -> None:
-        """Gives a sequence a slot; whatever goes wrong with that is its own matter alone."""
+    @contextmanager
+    def _guard(self, sequence: Sequence) -> Iterator[None]:
+        """Whatever goes wrong with one sequence ends that one alone."""
         try:
-            self.slots.attach(sequence)
-            self.advancer.start(sequence, constraint)
+            yield
         except Exception as error:
-            self._close(sequence)
-            if sequence.slot >= 0:
-                self.slots.discard(sequence)
-            self._untold.append(_failed_by(sequence.id, error))
-        else:
-            self.running[sequence.id] = sequence
+            self._end_badly(sequence, error)
 
-    def _close_gap(self) -> None:
-        move = self._gaps.next_move(self.running.values())
-        if move is not None:
-            self.slots.move(*move)
-
-    def _awaited(self, sequence: Sequence) -> bool:
-        """True while a running sequence computes a prompt that begins like this one."""
-        return any(
-            not other.is_decoding and self.slots.promise(sequence, other)
-            for other in self.running.values()
-        )
-
-    def _advance_long_prompt(self) -> None:
-        news = self.long_prompts.advance(self.running)
-        if news is not None and news[0].request.return_progress:
-            sequence, num_computed = news
-            self._untold.append(self._progress(sequence, num_computed, self._clock()))
-
-    def _share_prefill(self, plan: Plan, sequences: list[Sequence]) -> None:
-        sequences = [s for s in sequences if not self.long_prompts.is_away(s)]
-        if not sequences:
-            return
-        num_decoding = len(plan.chunks)
-        budget = self._pace.prefill_budget(num_decoding, is_shared=self.long_prompts.is_busy)
-        budget = min(budget, self._capabilities.batch_size - plan.num_tokens)
-        self._is_oldest_turn = not self._is_oldest_turn
-        if not self._is_oldest_turn:
-            sequences = sorted(sequences, key=lambda s: s.num_pending)
-        least = 1
-        for sequence in sequences:
-            if budget < least:
+    def _admit(self, allowance: Allowance) -> None:
+        """Moves waiting sequences into free slots, oldest first. One that waits for a certain
+        slot, or for a prompt that is being computed anyway, lets others pass."""
+        for sequence in list(self.waiting.values()):
+            if not self._memory.num_free:
                 return
-            sequence.next_stop = self._stop_of(sequence)
-            if num_decoding and self.long_prompts.try_send(sequence, budget):
+            wanted = sequence.request.slot
+            if not self._memory.free_slot_exists(wanted) or self._is_awaiting(sequence):
                 continue
-            left = min(sequence.next_stop - sequence.num_computed, sequence.num_text_pending)
-            count = min(left, budget)
-            if count > 0 and (count == left or count >= least):
-                self._add_chunk(plan, sequence, count)
-                budget -= count
-                least = MIN_PIECE
+            with self._guard(sequence):
+                if not self._memory.admit(sequence, allowance):
+                    return
+                del self.waiting[sequence.id]
+                self.running[sequence.id] = sequence
+                sequence.answer.start()
+                for other in self.waiting.values():
+                    self._find_fork(other, sequence)
 
-    def _stop_of(self, sequence: Sequence) -> int:
-        """Where the next chunk of a prompt has to end."""
-        stop = self.slots.next_stop(sequence)
-        if self._capabilities.can_cut or not self.waiting:
-            return stop
-        # Whoever waits for this prompt can use a memory that cannot be cut only as it is exactly
-        # where the two part.
-        promises = [self.slots.promise(other, sequence) for other, _ in self.waiting]
-        return min([stop, *(p for p in promises if p > sequence.num_computed)])
-
-    def _add_chunk(self, plan: Plan, sequence: Sequence, count: int) -> None:
-        start = sequence.num_computed
-        ends = start + count == len(sequence.tokens)
-        chunk = Chunk(
-            sequence=sequence,
-            slot=sequence.slot,
-            start=start,
-            tokens=sequence.tokens[start : start + count],
-            num_outputs=1 if ends else 0,
-        )
-        plan.chunks.append(chunk)
-        if sequence.is_decoding:
-            plan.num_decode_tokens += count
-        else:
-            plan.num_prefill_tokens += count
-
-    def _add_drafts(self, plan: Plan, decoding: list[Sequence]) -> None:
-        """Guessed tokens are verified beside the decode tokens; see `speculation`. They get what
-        the step's target leaves, the sequences in turn."""
-        room = self._pace.draft_budget(len(decoding))
-        num_outputs = len(plan.chunks)
-        for chunk in plan.chunks:
-            sequence = chunk.sequence
-            if not chunk.num_outputs or not sequence.is_decoding:
-                continue
-            most = min(
-                room,
-                self._capabilities.max_outputs - num_outputs,
-                self._capabilities.batch_size - plan.num_tokens,
-                self._capabilities.context_size - len(sequence.tokens) - 1,
-                sequence.num_left - 1,
-            )
-            chunk.draft = sequence.drafter.draft(most, others=plan.num_tokens - 1)
-            count = len(chunk.draft)
-            chunk.tokens = chunk.tokens + chunk.draft
-            chunk.num_outputs += count
-            plan.num_decode_tokens += count
-            num_outputs += count
-            room -= count
-
-    # --- recording ------------------------------------------------------------------------
-
-    def commit(self, plan: Plan, outcome: Outcome, ms: float) -> list[Event]:
-        """Records a step that took `ms` and returns what is to be told about it."""
-        if outcome is not Outcome.OK:
-            return self._recover(plan, outcome)
-        num_decoding = sum(chunk.sequence.is_decoding for chunk in plan.chunks)
-        self._pace.record(num_decoding, plan.num_decode_tokens, plan.num_prefill_tokens, ms)
-        num_outputs = sum(chunk.num_outputs for chunk in plan.chunks)
-        logits = self._runner.logits(num_outputs) if num_outputs else None
-        events: list[Event] = []
-        now_s = self._clock()
-        for chunk in plan.chunks:
-            try:
-                self._record(chunk, logits, now_s, events)
-            except Exception as error:  # of one sequence; the others' events must get out
-                events.append(self._end_badly(chunk.sequence, _failed_by(chunk.sequence.id, error)))
-        if self._suspects and plan.chunks[0].sequence.id == self._suspects[0]:
-            self._suspects.popleft()
-        return events
-
-    def _record(
-        self, chunk: Chunk, logits: Logits | None, now_s: float, events: list[Event]
-    ) -> None:
-        """One sequence's part of a step; adds to `events` what is to be told about it."""
-        sequence = chunk.sequence
-        sequence.num_computed = chunk.num_computed
-        sequence.num_failures = 0
-        self.slots.computed(sequence)
-        if sequence.request.return_progress and not sequence.is_decoding:
-            events.append(self._progress(sequence, sequence.num_computed, now_s))
-        if logits is None or not chunk.num_outputs:
+    def _find_fork(self, sequence: Sequence, running: Sequence) -> None:
+        """Lets a waiting sequence wait for the common beginning that a running one computes."""
+        if running.is_decoding or running.is_held or sequence.id in self._awaited:
             return
-        rows = logits[chunk.first_output : chunk.first_output + chunk.num_outputs]
-        new, has_finished = self.advancer.advance(chunk, rows)
-        if has_finished:
-            self.slots.release(sequence)
-            del self.running[sequence.id]
-            self._close(sequence)
-        events += new
+        length = self._memory.fork(sequence, running)
+        if length:
+            self._awaited[sequence.id] = running, length
+            self._memory.await_fork(running, length)
 
-    def _progress(self, sequence: Sequence, num_computed: int, now_s: float) -> Progress:
+    def _is_awaiting(self, sequence: Sequence) -> bool:
+        running, length = self._awaited.get(sequence.id, (None, 0))
+        if running is None:
+            return False
+        is_coming = self.running.get(running.id) is running and not running.is_held
+        if is_coming and not running.is_decoding and running.num_computed < length:
+            return True
+        del self._awaited[sequence.id]
+        return False
+
+    def _order_pictures(self) -> None:
+        if self._pictures is None:
+            return
+        for sequence in list(self.running.values()):
+            with self._guard(sequence):
+                self._pictures.order(sequence)
+
+    def _end_long_held(self) -> None:
+        now_s = self._clock()
+        for request_id, since_s in list(self._held_since_s.items()):
+            if now_s - since_s > MAX_HELD_S:
+                error = RequestTimeout(f"nobody read the stream for {MAX_HELD_S:g} s")
+                sequence = self.running[request_id]
+                self._events.append(failed(request_id, error))
+                self._memory.release(sequence)
+                self._forget(sequence)
+
+    # --- plan -----------------------------------------------------------------------------
+
+    def plan(self) -> Plan | None:
+        """The next step, or None if there is nothing to compute."""
+        running = self.running.values()
+        ready = (s for s in running if not s.is_held and self._memory.is_settled(s))
+        situation = Situation(
+            sequences=tuple(ready),
+            suspects=tuple(self._suspects),
+            spent_ms=self._spent_ms,
+            oldest_first=self._oldest_first,
+            picture_first=self._picture_first,
+        )
+        return self._planner.plan(situation)
+
+    # --- commit ---------------------------------------------------------------------------
+
+    def commit(self, plan: Plan, result: StepResult, run_ms: float) -> None:
+        """Records a step whose computing took `run_ms`."""
+        self._oldest_first = not self._oldest_first
+        # Whoever decodes beside a picture goes on between its parts.
+        self._picture_first = not isinstance(plan, PicturePlan)
+        if result.outcome is not Outcome.OK:
+            self._recover(plan, result.outcome)
+            return
+        num_decoding = sum(chunk.sequence.is_decoding for chunk in plan.chunks)
+        begin_s = self._clock()
+        for chunk, rows in zip(plan.chunks, result.rows, strict=True):
+            with self._guard(chunk.sequence):
+                self._record(chunk, rows, begin_s)
+        ms = (self._clock() - begin_s) * 1e3
+        self._costs.record_rows(sum(map(len, result.rows)), ms)
+        self._costs.record_step(
+            num_decoding, plan.num_decode_tokens, plan.num_prefill_tokens, run_ms + ms
+        )
+        if self._suspects:
+            proven = {chunk.sequence.id for chunk in plan.chunks}
+            self._suspects = [suspect for suspect in self._suspects if suspect not in proven]
+
+    def _record(self, chunk: Chunk, rows: list[Row], now_s: float) -> None:
+        """One sequence's part of a step."""
+        sequence, answer = chunk.sequence, chunk.sequence.answer
+        sequence.computed(chunk.num_computed - chunk.start)
+        self._failures.pop(sequence.id, None)
+        self._memory.computed(sequence)
+        if sequence.request.return_progress and not sequence.is_decoding:
+            self._events.append(self._progress(sequence, now_s))
+        if not rows:
+            return
+        num_before = sequence.num_generated
+        stop = answer.advance(sequence, chunk, rows)
+        self.num_generated += sequence.num_generated - num_before
+        self._follow(chunk)
+        delta = answer.take_delta(sequence, now_s, is_last=stop is not None)
+        if delta is not None:
+            self._events.append(delta)
+        if stop is not None:
+            self._finish(sequence, stop, now_s)
+
+    def _follow(self, chunk: Chunk) -> None:
+        """The memory has to follow what became of a sequence's tokens: refused drafts go, and what
+        a context shift dropped."""
+        sequence, shift = chunk.sequence, chunk.sequence.answer.shift
+        num_wanted = sequence.num_computed + (shift[1] if shift else 0)
+        self.num_drafted += len(chunk.draft)
+        self.num_accepted += num_wanted - chunk.num_computed
+        if chunk.start + len(chunk.tokens) > num_wanted:
+            self._memory.cut(sequence, num_wanted)
+        if shift:
+            self._memory.shift(sequence, *shift)
+
+    def _finish(self, sequence: Sequence, stop: tuple[StopType, bool], now_s: float) -> None:
+        self._events.append(sequence.answer.finished(sequence, stop, now_s))
+        self._memory.release(sequence)
+        self._forget(sequence)
+
+    def _progress(self, sequence: Sequence, now_s: float) -> Progress:
         return Progress(
             id=sequence.id,
             total=sequence.num_prompt,
             cache=sequence.num_cached,
-            processed=num_computed,
-            time_ms=(now_s - sequence.started_s) * 1e3,
+            processed=sequence.num_computed,
+            time_ms=(now_s - sequence.answer.started_s) * 1e3,
         )
 
-    def _recover(self, plan: Plan, outcome: Outcome) -> list[Event]:
+    def _recover(self, plan: Plan, outcome: Outcome) -> None:
         """A step failed. Every sequence of it is brought back and tried alone; one that fails
         alone again is the culprit, and only its request ends."""
-        events: list[Event] = []
-        self._suspects.clear()
+        self._suspects = [chunk.sequence.id for chunk in plan.chunks]
         for chunk in plan.chunks:
-            sequence = chunk.sequence
             if outcome is Outcome.PARTIAL:
-                self.slots.restart(sequence, chunk.start)
-            if len(plan.chunks) > 1:
-                self._suspects.append(sequence.id)
-                continue
-            sequence.num_failures += 1
-            self._suspects.append(sequence.id)
-            if sequence.num_failures >= MAX_FAILURES:
-                events.append(self._give_up(sequence, outcome))
-        return events
+                self._memory.restart(chunk.sequence, chunk.start)
+        if len(plan.chunks) > 1:
+            return
+        sequence = plan.chunks[0].sequence
+        self._failures[sequence.id] = self._failures.get(sequence.id, 0) + 1
+        if self._failures[sequence.id] >= MAX_FAILURES:
+            log.error("request %s cannot be computed (%s)", sequence.id, outcome.name)
+            error: SelfError = InternalError("the engine could not compute this request")
+            if outcome is Outcome.UNCHANGED:
+                error = OutOfMemory("the engine has no room for this request")
+            self._end_badly(sequence, error)
 
-    def _give_up(self, sequence: Sequence, outcome: Outcome) -> Event:
-        log.error("request %s cannot be computed (%s)", sequence.id, outcome.name)
-        error: SelfError = InternalError("the engine could not compute this request")
-        if outcome is Outcome.UNCHANGED:
-            error = OutOfMemory("the engine has no room for this request")
-        return self._end_badly(sequence, failed(sequence.id, error))
+    def _end_badly(self, sequence: Sequence, error: Exception) -> None:
+        """Ends a request whose slot, if it has one, holds nobody knows what."""
+        self._events.append(failed_by(sequence.id, error))
+        if sequence.slot >= 0:
+            self._memory.discard(sequence)
+        self._forget(sequence)
 
-    def _end_badly(self, sequence: Sequence, event: Event) -> Event:
-        """Ends a request whose slot holds nobody knows what."""
-        self.running.pop(sequence.id, None)
-        self._close(sequence)
-        self.slots.discard(sequence)
-        return event
-
-    def _close(self, sequence: Sequence) -> None:
-        if sequence.chooser is not None:
-            sequence.chooser.close()
-            sequence.chooser = None
-        self.long_prompts.forget(sequence)
-        if self.pictures is not None:
-            self.pictures.forget(sequence)
+    def _forget(self, sequence: Sequence) -> None:
+        """The request is over, and its slot is free."""
+        for book in (self.running, self.waiting, self._awaited, self._held_since_s, self._failures):
+            book.pop(sequence.id, None)
+        if sequence.id in self._suspects:
+            self._suspects.remove(sequence.id)
+        sequence.answer.close()
+        if self._pictures is not None:
+            self._pictures.forget(sequence)

@@ -1,66 +1,84 @@
-"""One running request: its tokens, how many of them are computed, and what turns them into text."""
+"""One running request: its tokens, and how many of them are computed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence as ReadOnly
 
 import numpy as np
 import numpy.typing as npt
 
-from selfserve.engine.choice import TokenChooser
-from selfserve.engine.media import NO_MEDIA, PromptMedia
-from selfserve.engine.output import OutputStream
-from selfserve.engine.speculation import Drafter, NoDrafter
-from selfserve.request import Delta, Request, Timings, TokenProbs
+from selfserve.engine.answer import Answer
+from selfserve.engine.pictures import NO_MEDIA, PromptMedia
+from selfserve.request import Request
 
 TokenArray = npt.NDArray[np.int64]
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
 class Sequence:
-    """A request inside the engine. Only the scheduler changes it.
+    """A request inside the engine.
 
-    There are no phases: a sequence has tokens, and some of them are computed. While the rest is
-    long it is called prefill, and decode when it is the one token chosen last.
+    There are no phases: a sequence has tokens, and some of them are computed.
 
         tokens   |<---------- prompt ---------->|<---- generated ---->|
         computed |<-- cached -->|<-- by steps -->          ...  |<- pending ->|
+
+    Tokens and the computed count move only by the methods below, each of which keeps
+    `0 <= num_computed <= len(tokens)`.
     """
 
-    request: Request
-    prompt: TokenArray
-    """The prompt once more, for comparing it with what slots hold."""
-    media: PromptMedia = NO_MEDIA
-    """The pictures in it."""
-    tokens: list[int]
-    output: OutputStream
-    arrived_s: float
-    chooser: TokenChooser | None = None
-    """Made when the sequence gets a slot."""
-    drafter: Drafter = field(default_factory=NoDrafter)
-    slot: int = -1
-    num_computed: int = 0
-    num_cached: int = 0
-    """Prompt tokens that were found in memory instead of being computed."""
-    places: list[int] = field(default_factory=list)
-    """Prompt lengths, rising, at which its memory is to be noted."""
-    next_stop: int = 0
-    """Prompt tokens up to which the next chunk may go, since memory is to be noted there."""
-    num_generated: int = 0
-    num_shifted: int = 0
-    """Tokens that context shifts have dropped from `tokens`."""
-    started_s: float = 0.0
-    first_token_s: float = 0.0
-    num_failures: int = 0
-    stays: bool = False
-    """Whether its prompt is left to the steps, since it could not be read on the side."""
-    probs: list[TokenProbs] = field(default_factory=list)
-    """Of tokens whose text was not sent yet."""
-    unsent_tokens: list[int] = field(default_factory=list)
+    __slots__ = (
+        "_num_computed",
+        "_tokens",
+        "answer",
+        "arrived_s",
+        "is_held",
+        "media",
+        "num_cached",
+        "num_generated",
+        "num_shifted",
+        "prompt",
+        "request",
+        "slot",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        answer: Answer,
+        *,
+        media: PromptMedia = NO_MEDIA,
+        arrived_s: float = 0.0,
+    ) -> None:
+        """Owns `answer`; whoever ends the sequence closes that."""
+        self.request = request
+        self.answer = answer
+        self.media = media
+        """The pictures in the prompt."""
+        self.arrived_s = arrived_s
+        self.prompt: TokenArray = np.array(request.prompt, dtype=np.int64)
+        """The prompt once more, for comparing it with what is remembered."""
+        self._tokens: list[int] = list(request.prompt)
+        self._num_computed = 0
+        self.slot = -1
+        self.num_cached = 0
+        """Prompt tokens that were found in memory instead of being computed."""
+        self.num_generated = 0
+        self.num_shifted = 0
+        """Tokens that context shifts have dropped."""
+        self.is_held = False
+        """Nobody reads its stream at the moment: it gets no share of a step."""
 
     @property
     def id(self) -> str:
         return self.request.id
+
+    @property
+    def tokens(self) -> ReadOnly[int]:
+        return self._tokens
+
+    @property
+    def num_computed(self) -> int:
+        return self._num_computed
 
     @property
     def num_prompt(self) -> int:
@@ -68,12 +86,12 @@ class Sequence:
 
     @property
     def num_pending(self) -> int:
-        return len(self.tokens) - self.num_computed
+        return len(self._tokens) - self._num_computed
 
     @property
     def num_text_pending(self) -> int:
         """Tokens that can be computed before a picture comes; a large number if none comes."""
-        return self.media.text_end(self.num_computed) - self.num_computed
+        return self.media.text_end(self._num_computed) - self._num_computed
 
     @property
     def num_left(self) -> int:
@@ -85,40 +103,37 @@ class Sequence:
     def is_decoding(self) -> bool:
         return self.num_generated > 0
 
+    @property
+    def position(self) -> int:
+        """The one that follows the computed tokens."""
+        return self.media.position_of(self._num_computed)
+
+    # --- what moves -----------------------------------------------------------------------
+
     def append(self, token: int) -> None:
         """Takes a generated token, whoever chose it."""
-        self.tokens.append(token)
-        self.unsent_tokens.append(token)
-        self.drafter.append(token)
+        self._tokens.append(token)
         self.num_generated += 1
 
-    def timings(self, now_s: float) -> Timings:
-        """Counts and times up to `now_s`; the queue's time is not part of the prompt's."""
-        first_s = self.first_token_s or now_s
-        return Timings(
-            cache_n=self.num_cached,
-            prompt_n=self.num_prompt - self.num_cached,
-            prompt_ms=(first_s - self.started_s) * 1e3,
-            predicted_n=self.num_generated,
-            predicted_ms=(now_s - first_s) * 1e3,
-            draft_n=self.drafter.num_drafted,
-            draft_n_accepted=self.drafter.num_accepted,
-        )
+    def computed(self, count: int) -> None:
+        """The next `count` tokens are in memory now."""
+        assert 0 <= count <= self.num_pending
+        self._num_computed += count
 
-    def take_delta(self, now_s: float, *, is_last: bool = False) -> Delta | None:
-        """The text that became certain since the last call, if there is anything to tell. The last
-        one also carries tokens without text, such as the end token or those of a stop string."""
-        content, reasoning = self.output.take()
-        if not (content or reasoning or self.probs or (is_last and self.unsent_tokens)):
-            return None
-        delta = Delta(
-            id=self.id,
-            content=content,
-            reasoning=reasoning,
-            tokens=tuple(self.unsent_tokens),
-            probs=tuple(self.probs),
-            timings=self.timings(now_s) if self.request.timings_per_token else None,
-        )
-        self.unsent_tokens.clear()
-        self.probs.clear()
-        return delta
+    def rewind(self, length: int) -> None:
+        """Only the first `length` tokens are in memory any more."""
+        assert 0 <= length <= self._num_computed
+        self._num_computed = length
+
+    def restored(self, length: int) -> None:
+        """Memory was brought to the first `length` tokens."""
+        assert 0 <= length <= len(self._tokens)
+        self._num_computed = length
+
+    def drop(self, keep: int, count: int) -> None:
+        """Forgets `count` tokens behind the first `keep`: a context shift. What is not computed
+        has no place in memory that could be moved."""
+        assert 0 <= keep < keep + count <= self._num_computed
+        del self._tokens[keep : keep + count]
+        self._num_computed -= count
+        self.num_shifted += count

@@ -24,8 +24,7 @@ the most tokens for the time, very often none.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Protocol
 
 MAX_DRAFT = 16
@@ -47,32 +46,12 @@ MIN_GAIN = 1.05
 """Tokens for the time, relative to no draft, below which it is not worth the trouble."""
 
 
-class StepCosts:
-    """The time of one decode call by its tokens, in any unit: measured points, lines between.
-
-    Sizes beyond the last point continue its line.
-    """
-
-    def __init__(self, points: Mapping[int, float]) -> None:
-        """Raises ValueError unless there are two points or more, the first at one token, with
-        positive costs that do not fall."""
-        ordered = sorted(points.items())
-        if len(ordered) < 2 or ordered[0][0] != 1 or ordered[0][1] <= 0:
-            raise ValueError(f"costs need a positive one for 1 token and another point: {points}")
-        if any(later < earlier for (_, earlier), (_, later) in pairwise(ordered)):
-            raise ValueError(f"costs must not fall with the number of tokens: {points}")
-        self._costs = [0.0, ordered[0][1]]  # by number of tokens, up to the last point
-        for (size, cost), (next_size, next_cost) in pairwise(ordered):
-            self._slope = (next_cost - cost) / (next_size - size)
-            self._costs.extend(cost + self._slope * n for n in range(1, next_size - size + 1))
+class BatchCosts(Protocol):
+    """The time of decode calls, in any unit."""
 
     def of(self, num_tokens: int) -> float:
-        """The cost of a call with `num_tokens` ≥ 1."""
-        beyond = num_tokens - len(self._costs) + 1
-        return self._costs[num_tokens] if beyond <= 0 else self._costs[-1] + self._slope * beyond
-
-
-SMALL_MODEL_ON_CPU = StepCosts({1: 1.0, 2: 1.25, 4: 1.6, 8: 2.4, 16: 4.0})
+        """One call with `num_tokens` ≥ 1."""
+        ...
 
 
 class Drafter(Protocol):
@@ -121,8 +100,8 @@ class LookupDrafter:
     """Drafts by prompt look-up for one sequence.
 
     `tokens` is the prompt, copied; negative ones stand for pictures and are never drafted. A match
-    is at least `min_ngram` tokens; beyond `max_ngram` its length makes no difference. The index is
-    built by the first `draft` that is allowed a token.
+    is at least `min_ngram` tokens; beyond `max_ngram` its length makes no difference. Making one
+    takes milliseconds for a long prompt.
     """
 
     def __init__(
@@ -132,7 +111,7 @@ class LookupDrafter:
         max_draft: int = MAX_DRAFT,
         min_ngram: int = MIN_NGRAM,
         max_ngram: int = MAX_NGRAM,
-        costs: StepCosts = SMALL_MODEL_ON_CPU,
+        costs: BatchCosts,
     ) -> None:
         if not (max_draft >= 1 and 1 <= min_ngram <= max_ngram):
             raise ValueError(
@@ -150,12 +129,11 @@ class LookupDrafter:
         self._source = 0
         """Index of the token guessed to come next; 0: no guess."""
         self._match_length = 0
+        self._look_up()
 
     def append(self, token: int) -> None:
         guess = self._tokens[self._source] if self._source else None
         self._tokens.append(token)
-        if not self._ngrams.is_built:
-            return
         self._ngrams.advance()
         if guess is None:
             self._look_up()
@@ -169,12 +147,7 @@ class LookupDrafter:
 
     def draft(self, max_tokens: int, *, others: int = 0) -> list[int]:
         limit = min(max_tokens, self._max_draft)
-        if limit <= 0:
-            return []
-        if not self._ngrams.is_built:
-            self._ngrams.build()
-            self._look_up()
-        if not self._source:
+        if limit <= 0 or not self._source:
             return []
         return self._continuation(self._best_length(limit, others))
 
@@ -228,19 +201,15 @@ class _NgramIndex:
     """Where each n-gram of a growing list occurred, latest first: a chain for each n-gram.
 
     A place is the index of the token after the n-gram. The n-gram at the very end has none yet
-    and enters with the next token, so a look-up of the tail finds earlier places only.
+    and enters with the next token, so a look-up of the tail finds earlier places only. Making one
+    enters the last MAX_INDEXED tokens of the list; all else is O(1).
     """
 
     def __init__(self, tokens: list[int], n: int) -> None:
         self._tokens = tokens
         self._n = n
         self._latest: dict[tuple[int, ...], int] = {}
-        self._before = array("l")  # by place: the place before it of the same n-gram, or 0
-        self.is_built = False
-
-    def build(self) -> None:
-        """Enters the last MAX_INDEXED tokens of the list: the one call that is not O(1)."""
-        latest, n = self._latest, self._n
+        latest = self._latest
         first = max(0, len(self._tokens) - MAX_INDEXED)
         before = array("l", [0]) * (first + n)
         shifted = [self._tokens[first + at :] for at in range(n - 1)]
@@ -248,8 +217,7 @@ class _NgramIndex:
         for place, ngram in enumerate(zip(*shifted, strict=False), first + n):
             before.append(latest.get(ngram, 0))
             latest[ngram] = place
-        self._before = before
-        self.is_built = True
+        self._before = before  # by place: the place before it of the same n-gram, or 0
 
     def advance(self) -> None:
         """Enters the n-gram that ended before the newest token."""

@@ -1,0 +1,213 @@
+"""Commands as they arrive, and requests made ready: everything that may take its time happens here,
+beside the engine's loop.
+
+Rules of this file
+    The loop gets finished objects: a sequence with its sampler chain, grammar, drafter, pictures'
+    tokens and output, or the error that ended the request.
+    What may take long (grammars, DRY, which scan the vocabulary) has a thread of its own, so that
+    it keeps no plain request waiting.
+    A request that is aborted while it is made ready never reaches the loop.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from selfserve.engine.answer import Answer
+from selfserve.engine.choice import TokenChooser
+from selfserve.engine.constraint import ConstraintFactory, ConstraintState
+from selfserve.engine.costs import Costs
+from selfserve.engine.pictures import NO_MEDIA, expand
+from selfserve.engine.runner import Runner
+from selfserve.engine.scheduler import failed_by
+from selfserve.engine.sequence import Sequence
+from selfserve.engine.speculation import MAX_DRAFT, LookupDrafter
+from selfserve.request import Abort, Command, Failed, Hold, Request, Shutdown, Submit
+
+Arrival = Sequence | Failed | Abort | Hold | Shutdown
+"""What the loop finds in front of its door."""
+
+
+class Inbox(Protocol):
+    """Where commands come from. Belongs to the intake's thread."""
+
+    def receive(self, timeout_s: float) -> list[Command]:
+        """All commands that are there; waits for the first one at most `timeout_s`."""
+        ...
+
+
+class Preparation:
+    """Makes sequences out of requests. Any thread may use it."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        costs: Costs | None,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`costs` are those of verifying drafts; None, or a memory that cannot be cut: no
+        drafts."""
+        self._runner = runner
+        self._limits = runner.capabilities
+        self._costs = costs if runner.capabilities.can_cut else None
+        self._clock = clock
+        self._factory: ConstraintFactory | None = None
+        self._lock = threading.Lock()
+
+    def takes_long(self, request: Request) -> bool:
+        return request.constraint is not None or request.sampling.dry_multiplier != 0.0
+
+    def sequence(self, request: Request, constraint: ConstraintState | None = None) -> Sequence:
+        """A request ready to run. Raises SelfError. `constraint`: its grammar, if it was compiled
+        elsewhere."""
+        arrived_s = self._clock()
+        request, media = self._with_pictures(request)
+        if constraint is None and request.constraint is not None:
+            constraint = self._constraints().compile(request.constraint)
+        text = request.prompt
+        if media:
+            text = tuple(token for token in text if token >= 0)
+        sampler = self._runner.sampler(request.sampling, text)
+        vocabulary = self._runner.vocabulary
+        chooser = TokenChooser(vocabulary, request, sampler, constraint)
+        answer = Answer(
+            request,
+            vocabulary,
+            chooser,
+            context_size=self._limits.context_size,
+            drafter=self._drafter(request),
+            clock=self._clock,
+        )
+        return Sequence(request, answer, media=media, arrived_s=arrived_s)
+
+    def _with_pictures(self, request: Request):  # type: ignore[no-untyped-def]
+        reader = self._runner.pictures
+        if reader is None or not request.pictures:
+            return request, NO_MEDIA
+        return expand(request, reader.layout, self._limits.context_size)
+
+    def _drafter(self, request: Request) -> LookupDrafter | None:
+        if self._costs is None:
+            return None
+        return LookupDrafter(request.prompt, max_draft=MAX_DRAFT, costs=self._costs)
+
+    def _constraints(self) -> ConstraintFactory:
+        """Made at the first grammar: the vocabulary's tables take memory and up to two seconds."""
+        with self._lock:
+            if self._factory is None:
+                vocabulary = self._runner.vocabulary
+                self._factory = ConstraintFactory(
+                    self._runner.grammar_tokenizer(),
+                    eog_ids=vocabulary.eog_ids,
+                    vocab_size=vocabulary.size,
+                )
+            return self._factory
+
+
+class Intake:
+    """Reads commands on a thread of its own, and has requests prepared."""
+
+    POLL_S = 0.25
+    CLOSING_S = 1.5
+    """Time for the request that is being made ready at the end."""
+
+    def __init__(self, inbox: Inbox, preparation: Preparation) -> None:
+        self._inbox = inbox
+        self._preparation = preparation
+        self._arrivals: queue.SimpleQueue[Arrival | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._ordered: dict[str, None] = {}
+        """Ids of the requests that wait for the slow thread, oldest first."""
+        self._is_closing = False
+        self._threads = [
+            threading.Thread(target=self._read, name="intake", daemon=True),
+            threading.Thread(target=self._prepare_slow, name="prepare", daemon=True),
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def take(self, timeout_s: float) -> list[Arrival]:
+        """What arrived since the last call, in order; waits for the first at most `timeout_s`."""
+        arrivals: list[Arrival] = []
+        try:
+            item = self._arrivals.get(timeout=timeout_s) if timeout_s > 0 else self._next()
+            while True:
+                if item is not None:
+                    arrivals.append(item)
+                item = self._next()
+        except queue.Empty:
+            return arrivals
+
+    def _next(self) -> Arrival | None:
+        return self._arrivals.get_nowait()
+
+    def wake(self) -> None:
+        """Ends a `take` that waits. Any thread may call it."""
+        self._arrivals.put(None)
+
+    def close(self) -> list[str]:
+        """Ends the threads, after the request that each works on; ids of requests that were under
+        way to the loop. May be called again."""
+        self._is_closing = True
+        self._orders.put(None)
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(self.CLOSING_S)
+        left = list(self._ordered)
+        self._ordered.clear()
+        for arrival in self.take(0.0):
+            if isinstance(arrival, Sequence):
+                arrival.answer.close()
+                left.append(arrival.id)
+        return left
+
+    # --- on the threads -------------------------------------------------------------------
+
+    def _read(self) -> None:
+        while not self._is_closing:
+            for command in self._inbox.receive(self.POLL_S):
+                self._obey(command)
+                if isinstance(command, Shutdown):
+                    return
+
+    def _obey(self, command: Command) -> None:
+        if isinstance(command, Submit):
+            request = command.request
+            if self._preparation.takes_long(request):
+                with self._lock:
+                    self._ordered[request.id] = None
+                self._orders.put(request)
+            else:
+                self._arrivals.put(self._prepared(request))
+            return
+        if isinstance(command, Abort):
+            with self._lock:
+                self._ordered.pop(command.id, None)
+        self._arrivals.put(command)
+
+    def _prepare_slow(self) -> None:
+        while (request := self._orders.get()) is not None:
+            if request.id not in self._ordered:
+                continue
+            arrival = self._prepared(request)
+            with self._lock:
+                is_wanted = request.id in self._ordered
+                self._ordered.pop(request.id, None)
+                if is_wanted:
+                    self._arrivals.put(arrival)
+            if not is_wanted and isinstance(arrival, Sequence):
+                arrival.answer.close()
+
+    def _prepared(self, request: Request) -> Sequence | Failed:
+        try:
+            return self._preparation.sequence(request)
+        except Exception as error:
+            return failed_by(request.id, error)
