@@ -12,7 +12,15 @@ from selfserve.engine.interface import Vocabulary
 from selfserve.engine.plan import Chunk, Row
 from selfserve.engine.speculation import Drafter, NoDrafter
 from selfserve.limits import MAX_SHIFTED_CONTEXTS
-from selfserve.request import Delta, Finished, Request, StopType, Timings, TokenProbs
+from selfserve.request import (
+    DEFAULT_SAMPLERS,
+    Delta,
+    Finished,
+    Request,
+    StopType,
+    Timings,
+    TokenProbs,
+)
 from selfserve.text.detokenizer import Detokenizer
 from selfserve.text.indentation import IndentationGuard
 from selfserve.text.reasoning import ReasoningSplitter
@@ -158,6 +166,11 @@ class Answer:
         self._unsent_tokens: list[int] = []
         self._unsent_probs: deque[tuple[int, TokenProbs]] = deque()
         """With the place in the text at which the token ends."""
+        sampling = request.sampling
+        self.is_unusual = len(sampling.samplers) > len(DEFAULT_SAMPLERS) or request.n_probs > 0
+        """Whether what a row costs cannot be told from what others cost."""
+        self.row_ms: float | None = None
+        """What one row of logits costs, the choice and what follows from it; None: not known."""
         self.shift: tuple[int, int] | None = None
         """Tokens kept and dropped by the context shift of the last `advance`, if there was one:
         the memory has to follow."""
@@ -179,6 +192,14 @@ class Answer:
     def advance(self, sequence: Sequence, chunk: Chunk, rows: list[Row]) -> Stop | None:
         """Chooses from the rows of logits that a step of this sequence gave. Returns why it ends,
         if it does. Raises InvalidRequest if it cannot go on."""
+        begin_s = self._clock()
+        try:
+            return self._advance(sequence, chunk, rows)
+        finally:
+            ms = (self._clock() - begin_s) * 1e3 / len(rows)
+            self.row_ms = ms if self.row_ms is None else (self.row_ms + ms) / 2
+
+    def _advance(self, sequence: Sequence, chunk: Chunk, rows: list[Row]) -> Stop | None:
         self.shift = None
         stop: Stop | None = None
         if self._request.max_tokens == 0:

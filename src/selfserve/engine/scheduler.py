@@ -21,6 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from selfserve.engine.costs import Allowance, Costs
 from selfserve.engine.memory import PromptMemory
@@ -93,6 +94,11 @@ class Scheduler:
         self._oldest_first = True
         self._picture_first = True
         self._spent_ms = 0.0
+        self._dear_debt_ms = 0.0
+        """What dear rows took beyond the allowances of the steps since."""
+        self._dear_served: dict[str, int] = {}
+        """Id of a sequence with dear rows → number of the step that served it last."""
+        self._num_steps = 0
         self._events: list[Event] = []
         self.num_generated = 0
         self.num_drafted = 0
@@ -239,15 +245,54 @@ class Scheduler:
     def plan(self) -> Plan | None:
         """The next step, or None if there is nothing to compute."""
         running = self.running.values()
-        ready = (s for s in running if not s.is_held and self._memory.is_settled(s))
-        situation = Situation(
-            sequences=tuple(ready),
+        ready = [s for s in running if not s.is_held and self._memory.is_settled(s)]
+        dear = [s for s in ready if self._is_dear(s, len(ready))]
+        plan = None
+        if len(dear) < len(ready):
+            plan = self._planner.plan(self._situation(self._affordable(ready, dear)))
+        if plan is None and dear:  # nobody else can go on
+            plan = self._planner.plan(self._situation([self._next_dear(dear)]))
+        return plan
+
+    def _situation(self, sequences: list[Sequence]) -> Situation:
+        return Situation(
+            sequences=tuple(sequences),
             suspects=tuple(self._suspects),
             spent_ms=self._spent_ms,
             oldest_first=self._oldest_first,
             picture_first=self._picture_first,
         )
-        return self._planner.plan(situation)
+
+    def _affordable(self, ready: list[Sequence], dear: list[Sequence]) -> list[Sequence]:
+        """Without those whose rows are dear, but for one, and that only once the time of the last
+        one is paid: what a client asks for at each token is no reason for others to wait."""
+        if not dear:
+            return ready
+        turn = self._next_dear(dear) if self._dear_debt_ms <= 0 else None
+        return [s for s in ready if s is turn or s not in dear]
+
+    def _next_dear(self, dear: list[Sequence]) -> Sequence:
+        """The one that was not served for longest."""
+        return min(dear, key=lambda s: self._dear_served.get(s.id, -1))
+
+    def _is_dear(self, sequence: Sequence, num_sequences: int) -> bool:
+        """Whether a row of logits costs more than a sequence's share of decoding. One that comes to
+        its first row in the next step cannot be told when it asks for much."""
+        row_ms = sequence.answer.row_ms
+        if row_ms is not None:
+            return row_ms > self._costs.decode_ms(num_sequences) / num_sequences
+        return sequence.answer.is_unusual and sequence.num_pending <= self._costs.prefill_budget(0)
+
+    def _pay(self, plan: Plan) -> None:
+        """Takes note of what dear rows of a step took."""
+        self._num_steps += 1
+        num_decoding = sum(chunk.sequence.is_decoding for chunk in plan.chunks)
+        self._dear_debt_ms -= self._costs.allowance_ms(num_decoding)
+        for chunk in plan.chunks:
+            if chunk.num_outputs and self._is_dear(chunk.sequence, len(plan.chunks)):
+                self._dear_served[chunk.sequence.id] = self._num_steps
+                self._dear_debt_ms += (chunk.sequence.answer.row_ms or 0.0) * chunk.num_outputs
+        self._dear_debt_ms = max(self._dear_debt_ms, 0.0)
 
     # --- commit ---------------------------------------------------------------------------
 
@@ -264,6 +309,7 @@ class Scheduler:
         for chunk, rows in zip(plan.chunks, result.rows, strict=True):
             with self._guard(chunk.sequence):
                 self._record(chunk, rows, begin_s)
+        self._pay(plan)
         ms = (self._clock() - begin_s) * 1e3
         self._costs.record_rows(sum(map(len, result.rows)), ms)
         self._costs.record_step(
@@ -346,7 +392,11 @@ class Scheduler:
 
     def _forget(self, sequence: Sequence) -> None:
         """The request is over, and its slot is free."""
-        for book in (self.running, self.waiting, self._awaited, self._held_since_s, self._failures):
+        books: tuple[dict[str, Any], ...] = (
+            *(self.running, self.waiting, self._awaited),
+            *(self._held_since_s, self._failures, self._dear_served),
+        )
+        for book in books:
             book.pop(sequence.id, None)
         if sequence.id in self._suspects:
             self._suspects.remove(sequence.id)
