@@ -7,25 +7,8 @@ import numpy as np
 from selfserve.engine.constraint import ConstraintState
 from selfserve.engine.interface import Vocabulary
 from selfserve.engine.runner import Logits, TokenSampler
-from selfserve.request import Request, SamplingParams, TokenProb, TokenProbs
-
-
-def is_plain_greedy(params: SamplingParams) -> bool:
-    """True if the chain's answer is always the highest logit, so that it need not run.
-
-    Typical and XTC sampling can remove the highest logit; penalties, DRY and bias change it.
-    """
-    return (
-        params.temperature <= 0
-        and not params.logit_bias
-        and not params.ignore_eos
-        and params.repeat_penalty == 1.0
-        and params.presence_penalty == 0.0
-        and params.frequency_penalty == 0.0
-        and params.dry_multiplier == 0.0
-        and params.typical_p >= 1.0
-        and params.xtc_probability == 0.0
-    )
+from selfserve.request import Request, TokenProb, TokenProbs
+from selfserve.sampling import banned_ids, is_greedy
 
 
 def log_softmax(logits: Logits) -> Logits:
@@ -57,7 +40,11 @@ class TokenChooser:
         self._request = request
         self._sampler = sampler
         self.constraint = constraint
-        self._greedy = is_plain_greedy(request.sampling) and not request.post_sampling_probs
+        self._greedy = (
+            is_greedy(request.sampling)
+            and not banned_ids(request.sampling, vocabulary.eog_ids)
+            and not request.post_sampling_probs
+        )
 
     def choose(
         self, logits: Logits, row: int, *, constrained: bool
