@@ -37,6 +37,7 @@ MAX_BIAS = 1e6
 MAX_FIELD_NAMES = 1_000
 MAX_PREDICT_MS = 24 * 60 * 60 * 1000
 MAX_SHIFTED_CONTEXTS = 8
+MAX_HELD_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,13 @@ TABLE = (
     Limit("body", MAX_BODY_BYTES, "bytes", "a request's body", "413, while it is read"),
     Limit("nesting", MAX_DEPTH, "levels", "arrays and objects inside each other", REFUSED),
     Limit("containers", MAX_CONTAINERS, "", "arrays and objects of a body", REFUSED),
-    Limit("prompt", MAX_PROMPTS, "prompts", "prompts of one request; slots and queue", REFUSED),
+    Limit(
+        "prompt",
+        MAX_PROMPTS,
+        "prompts",
+        "prompts of one request, all of which need places",
+        REFUSED,
+    ),
     Limit("stop", MAX_STOPS, "strings", "stop strings of a completion", REFUSED),
     Limit("stop of a chat", MAX_CHAT_STOPS, "strings", "stop strings of a chat", REFUSED),
     Limit("stop string", MAX_STOP_BYTES, "bytes", "each stop string", REFUSED),
@@ -98,6 +105,13 @@ TABLE = (
         "contexts",
         "tokens generated with a shifting context",
         "the generation ends with `stop_type: limit`",
+    ),
+    Limit(
+        "unread stream",
+        MAX_HELD_S,
+        "seconds",
+        "time for which a stream that nobody reads keeps its place",
+        "the request ends",
     ),
 )
 

@@ -28,6 +28,8 @@ KNOWN_ONLY_TO_THE_SERVER: dict[str, list[Any]] = {
         {"-1": 1},
         {"261": 1},
         {"9" * 5000: 1},
+        {"-" + "0" * 50 + "1": 1},
+        {"0" * MAX_BIAS_CHARACTERS + "x": 1},
         [["a" * (MAX_BIAS_CHARACTERS + 1), 1]],
         [[-1, 1]],
         [[261, 1]],

@@ -75,9 +75,10 @@ def test_the_table_of_parameters_tells_those_of_the_program() -> None:
 
 
 def test_every_limit_is_in_the_table() -> None:
-    told = {limit.value for limit in limits.TABLE}
-    values = {name: value for name, value in vars(limits).items() if name.startswith("MAX_")}
-    assert [name for name, value in values.items() if value not in told] == []
+    source = Path(limits.__file__).read_text("utf-8")
+    table = source[source.index("\nTABLE = (") : source.index("\ndef ")]
+    names = [name for name in vars(limits) if name.startswith("MAX_")]
+    assert [name for name in names if not re.search(rf"\b{name}\b", table)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

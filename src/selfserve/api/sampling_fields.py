@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
@@ -48,33 +47,30 @@ Bias = tuple[BiasKey, float]
 
 def parse_samplers(value: object) -> tuple[str, ...]:
     """Names in order from `["top_k", …]` or the short form `"kp"`; for use as a validator."""
-    if isinstance(value, str):
-        known: Mapping[str, str] = SAMPLER_LETTERS
-        names: list[object] = list(value)
-    elif isinstance(value, list):
-        known, names = SAMPLER_NAMES, value
-    else:
+    if not isinstance(value, str | list):
         raise invalid("must be an array of sampler names or a string of their letters", got=value)
-    if len(names) > MAX_SAMPLERS:
-        raise invalid(f"must have at most {MAX_SAMPLERS} entries", got=len(names))
-    for index, name in enumerate(names):
+    if len(value) > MAX_SAMPLERS:
+        raise invalid(f"must have at most {MAX_SAMPLERS} entries", got=len(value))
+    is_short = isinstance(value, str)
+    known: Mapping[str, str] = SAMPLER_LETTERS if is_short else SAMPLER_NAMES
+    for index, name in enumerate(value):
         if not isinstance(name, str) or name not in known:
-            path = f"[{index}]" if isinstance(value, list) else ""
-            shortest = DEFAULT_SAMPLERS if isinstance(value, list) else SAMPLER_LETTERS
-            raise invalid(f"must be one of {', '.join(shortest)}", got=name, path=path)
-    return tuple(known[str(name)] for name in names)
+            path = "" if is_short else f"[{index}]"
+            usual = SAMPLER_LETTERS if is_short else DEFAULT_SAMPLERS
+            raise invalid(f"must be one of {', '.join(usual)}", got=name, path=path)
+    return tuple(known[name] for name in value)
 
 
 def parse_logit_bias(value: object) -> tuple[Bias, ...]:
     """Pairs from `{"15043": -1, "Hello": 5}` or `[[15043, 1.0], ["Hello", false]]`."""
+    if not isinstance(value, dict | list):
+        raise invalid("must be an object or an array of [token, bias] pairs", got=value)
+    if len(value) > MAX_BIASES:
+        raise invalid(f"must have at most {MAX_BIASES} entries", got=len(value))
     if isinstance(value, dict):
         pairs = [(f".{key[:100]}", _key_of_text(key), bias) for key, bias in value.items()]
-    elif isinstance(value, list):
-        pairs = [_pair(index, entry) for index, entry in enumerate(value)]
     else:
-        raise invalid("must be an object or an array of [token, bias] pairs", got=value)
-    if len(pairs) > MAX_BIASES:
-        raise invalid(f"must have at most {MAX_BIASES} entries", got=len(pairs))
+        pairs = [_pair(index, entry) for index, entry in enumerate(value)]
     size = sum(len(key) for _, key, _ in pairs if isinstance(key, str))
     if size > MAX_BIAS_CHARACTERS:
         raise invalid(f"must have texts of at most {MAX_BIAS_CHARACTERS} characters", got=size)
@@ -82,10 +78,12 @@ def parse_logit_bias(value: object) -> tuple[Bias, ...]:
 
 
 def _key_of_text(key: str) -> BiasKey:
-    """JSON object keys are strings, so a whole number is a token id. What is too long for one is
-    cut: it stays out of any range."""
-    found = re.fullmatch(r"(-?)0*([0-9]{1,20})[0-9]*", key)
-    return int(found[1] + found[2]) if found else key
+    """JSON object keys are strings, so a whole number is a token id."""
+    digits = key.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()):
+        return key
+    size = int(digits.lstrip("0")[:20] or "0")  # cut, it still is no token of any model
+    return -size if key.startswith("-") else size
 
 
 def _pair(index: int, entry: object) -> tuple[str, BiasKey, object]:

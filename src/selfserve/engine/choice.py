@@ -40,6 +40,7 @@ class TokenChooser:
         self._request = request
         self._sampler = sampler
         self.constraint = constraint
+        # Bans are the chain's work, so it must run.
         self._greedy = (
             is_greedy(request.sampling)
             and not banned_ids(request.sampling, vocabulary.eog_ids)

@@ -90,7 +90,7 @@ class ChatRequest(GenerationFields, ThinkingFields):
     stream_options: StreamOptions | None = None
     """Only with stream."""
     stop: Annotated[Any, Stops(MAX_CHAT_STOPS)] | None = None
-    """Texts that end the answer and are no part of it; up to 4."""
+    """Texts that end the answer and are no part of it."""
     response_format: ResponseFormat | None = None
     """Form of the answer; not together with grammar or json_schema."""
     n_probs: (
