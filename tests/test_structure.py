@@ -20,7 +20,9 @@ OTHERS = [path for name in ("bench", "tools") for path in sorted((ROOT / name).r
 
 ROWS = (
     {"errors", "logs"},
-    {"config", "request", "resources"},
+    {"limits"},
+    {"config", "sampling", "resources"},
+    {"request"},
     {"text", "native", "images", "catalogue"},
     {"engine"},
     {"api", "web"},

@@ -1,2 +1,158 @@
+"""Every limit on what a client can make large: the values, and the table that the docs print.
+
+What needs no context is enforced where the records of `request.py` are made, so on both sides of
+the border; bodies are refused by the same values before that, with the path of the field.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from selfserve.errors import InvalidRequest, shown
+
+MIB = 1 << 20
+INT32_MAX = 2**31 - 1
+REAL_MAX = 1e6
+"""Bound of numbers that have no natural one: far beyond any use, safe as a C float."""
+
+MAX_BODY_BYTES = 32 * MIB
+MAX_DEPTH = 128
+MAX_CONTAINERS = 1_000_000
+"""Each array or object costs the decoder 0.2 µs under the GIL: this keeps other requests waiting
+for 0.2 s at most, and no request that fits a context comes near it."""
+MAX_PROMPTS = 1_024
+MAX_STOPS = 256
+MAX_CHAT_STOPS = 4
+MAX_STOP_BYTES = 4_096
+MAX_PROBS = 1_000
+MAX_SAMPLERS = 32
+MAX_MIN_KEEP = 1 << 20
+MAX_BREAKERS = 32
+MAX_BREAKER_CHARACTERS = 64
+MAX_BIASES = 30_000
+"""About 10 MB in all places that hold them, and enough to ban a script."""
+MAX_BIAS_CHARACTERS = 1 << 16
+MAX_BIAS = 1e6
+"""A larger bias would decide nothing that this one does not; as a C float it stays finite."""
+MAX_FIELD_NAMES = 1_000
+MAX_PREDICT_MS = 24 * 60 * 60 * 1000
 MAX_SHIFTED_CONTEXTS = 8
 MAX_HELD_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One row of the table, in words for those who read the docs."""
+
+    name: str
+    value: float
+    unit: str
+    bounds: str
+    beyond: str
+    """What happens to a request that goes beyond."""
+
+
+REFUSED = "400"
+
+TABLE = (
+    Limit("body", MAX_BODY_BYTES, "bytes", "a request's body", "413, while it is read"),
+    Limit("nesting", MAX_DEPTH, "levels", "arrays and objects inside each other", REFUSED),
+    Limit("containers", MAX_CONTAINERS, "", "arrays and objects of a body", REFUSED),
+    Limit(
+        "prompt",
+        MAX_PROMPTS,
+        "prompts",
+        "prompts of one request, all of which need places",
+        REFUSED,
+    ),
+    Limit("stop", MAX_STOPS, "strings", "stop strings of a completion", REFUSED),
+    Limit("stop of a chat", MAX_CHAT_STOPS, "strings", "stop strings of a chat", REFUSED),
+    Limit("stop string", MAX_STOP_BYTES, "bytes", "each stop string", REFUSED),
+    Limit("n_probs, logprobs", MAX_PROBS, "tokens", "candidates told for each token", REFUSED),
+    Limit("samplers", MAX_SAMPLERS, "names", "samplers of a chain", REFUSED),
+    Limit("min_keep", MAX_MIN_KEEP, "tokens", "candidates that a sampler must leave", REFUSED),
+    Limit("dry_sequence_breakers", MAX_BREAKERS, "strings", "breakers of DRY", REFUSED),
+    Limit("sequence breaker", MAX_BREAKER_CHARACTERS, "characters", "each breaker", REFUSED),
+    Limit(
+        "repeat_last_n, dry_penalty_last_n",
+        INT32_MAX,
+        "tokens",
+        "windows of penalties",
+        "400; one larger than the context counts as the context",
+    ),
+    Limit(
+        "logit_bias",
+        MAX_BIASES,
+        "tokens",
+        "biased tokens, in all prompts of a request together",
+        REFUSED,
+    ),
+    Limit(
+        "texts of logit_bias",
+        MAX_BIAS_CHARACTERS,
+        "characters",
+        "all keys together that are texts",
+        REFUSED,
+    ),
+    Limit("bias", MAX_BIAS, "", "size of one bias", "counts as this"),
+    Limit("other integers", INT32_MAX, "", "integer fields without a limit of their own", REFUSED),
+    Limit("other numbers", REAL_MAX, "", "size of numbers that have no natural limit", REFUSED),
+    Limit("response_fields", MAX_FIELD_NAMES, "names", "fields asked for by name", REFUSED),
+    Limit("t_max_predict_ms", MAX_PREDICT_MS, "milliseconds", "a request's own limit", REFUSED),
+    Limit(
+        "shifted context",
+        MAX_SHIFTED_CONTEXTS,
+        "contexts",
+        "tokens generated with a shifting context",
+        "the generation ends with `stop_type: limit`",
+    ),
+    Limit(
+        "unread stream",
+        MAX_HELD_S,
+        "seconds",
+        "time for which a stream that nobody reads keeps its place",
+        "the request ends",
+    ),
+)
+
+
+def range_text(low: float | None, high: float | None) -> str:
+    """`between 0 and 2`, `at least 1`, `at most 5`."""
+    if low is not None and high is not None:
+        return f"between {number_text(low)} and {number_text(high)}"
+    if low is not None:
+        return f"at least {number_text(low)}"
+    return f"at most {number_text(high)}" if high is not None else "finite"
+
+
+def number_text(value: float | None) -> str:
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    return str(value)
+
+
+def check_range(name: str, value: float, low: float, high: float) -> None:
+    """Raises InvalidRequest that names the field, its limits and the value. NaN is outside."""
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name} must be {range_text(low, high)}, got {value}", param=name)
+
+
+def check_count(name: str, count: int, most: int) -> None:
+    """Raises InvalidRequest for a list that is too long."""
+    if count > most:
+        raise InvalidRequest(f"{name} must have at most {most} entries, got {count}", param=name)
+
+
+def check_lengths(
+    name: str, texts: tuple[str, ...], max_length: int, *, in_bytes: bool = False
+) -> None:
+    """Raises InvalidRequest for a text that is too long."""
+    for text in texts:
+        length = len(text.encode()) if in_bytes else len(text)
+        if length > max_length:
+            unit = "bytes" if in_bytes else "characters"
+            raise InvalidRequest(
+                f"{name} must have entries of at most {max_length} {unit}, got {length}"
+                f" in {shown(text)}",
+                param=name,
+            )

@@ -11,58 +11,21 @@ from typing import Any
 
 import msgspec
 
-DEFAULT_SAMPLERS = (
-    "penalties",
-    "dry",
-    "top_n_sigma",
-    "top_k",
-    "typ_p",
-    "top_p",
-    "min_p",
-    "xtc",
-    "temperature",
+from selfserve.limits import (
+    INT32_MAX,
+    MAX_PREDICT_MS,
+    MAX_PROBS,
+    MAX_STOP_BYTES,
+    MAX_STOPS,
+    check_count,
+    check_lengths,
+    check_range,
 )
+from selfserve.sampling import SamplingParams as SamplingParams
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Base of all records: immutable, by keyword, defaults are not sent."""
-
-
-class SamplingParams(Record, frozen=True, kw_only=True):
-    """How one token is chosen. The fields and defaults are those of the completion endpoint."""
-
-    temperature: float = 0.8
-    dynatemp_range: float = 0.0
-    dynatemp_exponent: float = 1.0
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    top_n_sigma: float = -1.0
-    typical_p: float = 1.0
-    min_keep: int = 0
-    repeat_penalty: float = 1.0
-    repeat_last_n: int = 64
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    penalize_answer_only: bool = False
-    """True on the chat endpoint: presence and frequency count all generated tokens and nothing
-    else, as OpenAI's do; False: they count the `repeat_last_n` window over prompt and answer."""
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = 64
-    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    mirostat: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
-    samplers: tuple[str, ...] = DEFAULT_SAMPLERS
-    seed: int = 0
-    """The 32-bit seed in use: never libllama's "random" value, which the API resolves first."""
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    """(token id, bias); −inf bans the token."""
-    ignore_eos: bool = False
 
 
 class Constraint(Record, frozen=True, kw_only=True):
@@ -115,7 +78,10 @@ PICTURE_TOKEN = -1
 
 
 class Request(Record, frozen=True, kw_only=True):
-    """One prompt to be continued: validated, rendered, tokenized and checked for length."""
+    """One prompt to be continued: validated, rendered, tokenized and checked for length.
+
+    Raises InvalidRequest beyond a limit that needs no context, in both processes.
+    """
 
     id: str
     prompt: tuple[int, ...]
@@ -140,6 +106,18 @@ class Request(Record, frozen=True, kw_only=True):
     n_indent: int = 0
     return_progress: bool = False
     timings_per_token: bool = False
+
+    def __post_init__(self) -> None:
+        check_count("stop", len(self.stop), MAX_STOPS)
+        check_lengths("stop", self.stop, MAX_STOP_BYTES, in_bytes=True)
+        check_range("n_probs", self.n_probs, 0, MAX_PROBS)
+        check_range("t_max_predict_ms", self.time_limit_ms, 0, MAX_PREDICT_MS)
+        check_range("n_indent", self.n_indent, 0, INT32_MAX)
+        check_range("id_slot", self.slot, -1, INT32_MAX)
+        if self.n_keep is not None:
+            check_range("n_keep", self.n_keep, -1, INT32_MAX)
+        if self.max_tokens is not None:
+            check_range("max_tokens", self.max_tokens, 0, INT32_MAX)
 
 
 class StopType(StrEnum):

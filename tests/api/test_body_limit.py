@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 from tests.support.asgi_call import CHAT, Call, call, chat_body
 from tests.support.fake_engine import FakeEngine
 
-from selfserve.api.json_body import MAX_BODY_BYTES
+from selfserve.limits import MAX_BODY_BYTES
 
 MIB = bytes(1 << 20)
 

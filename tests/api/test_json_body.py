@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from selfserve.api.json_body import MAX_CONTAINERS, MAX_DEPTH, decode_json
+from selfserve.api.json_body import decode_json
 from selfserve.errors import InvalidRequest
+from selfserve.limits import MAX_CONTAINERS, MAX_DEPTH
 
 
 def nested(depth: int, opening: bytes = b"[", closing: bytes = b"]") -> bytes:

@@ -16,13 +16,26 @@ from tests.support.fake_engine import MODEL, FakeEngine, Script
 from selfserve.api.app import create_app
 from selfserve.config import ServerSettings
 from selfserve.engine.interface import EngineState
+from selfserve.limits import MAX_BIAS_CHARACTERS, MAX_STOP_BYTES
 from selfserve.request import Delta, Progress, Timings
 
 Validate = Callable[[Any, str], None]
 
 KNOWN_ONLY_TO_THE_SERVER: dict[str, list[Any]] = {
     "stream_options": [{}, {"include_usage": True}],
-    "logit_bias": [{"999999": 1}, [[-1, 1]], [[261, 1]], {"65": 1e300}],
+    "logit_bias": [
+        {"999999": 1},
+        {"-1": 1},
+        {"261": 1},
+        {"9" * 5000: 1},
+        {"-" + "0" * 50 + "1": 1},
+        {"0" * MAX_BIAS_CHARACTERS + "x": 1},
+        [["a" * (MAX_BIAS_CHARACTERS + 1), 1]],
+        [[-1, 1]],
+        [[261, 1]],
+        {"65": 1e300},
+    ],
+    "stop": [["a", "é" * (MAX_STOP_BYTES // 2 + 1)]],
     "grammar": ['root := "a"'],
     "id_slot": [2],
     "response_format": [

@@ -67,9 +67,8 @@ def test_the_file_in_the_package_is_the_pinned_one() -> None:
 
 
 def test_recommended_sampling_uses_names_that_exist() -> None:
-    known = set(SamplingParams.__struct_fields__)
     for entry in catalogue().models:
-        assert set(entry.sampling.model_dump()) <= known
+        assert SamplingParams(**entry.sampling)
 
 
 def test_an_entry_becomes_what_the_server_tells() -> None:
@@ -103,7 +102,11 @@ def test_an_entry_becomes_what_the_server_tells() -> None:
         ({"context_size": 8192}, "context_size is more than context_length"),
         ({"default_quant": "q8"}, "default_quant q8"),
         ({"thinking": True}, "models.0.thinking"),
-        ({"sampling": {"temperature": 3.0, "top_p": 1.0}}, "models.0.sampling.temperature"),
+        ({"sampling": {"temperature": 3.0}}, "temperature must be between 0 and 2, got 3"),
+        ({"sampling": {"top_k": 1.5}}, "top_k must be a whole number"),
+        ({"sampling": {"top_q": 1}}, "top_q cannot be recommended"),
+        ({"sampling": {"seed": 1}}, "seed cannot be recommended"),
+        ({"sampling": {"top_p": "0.5"}}, "models.0.sampling.top_p"),
         ({"aliases": ["model:1b"]}, "used twice: model:1b"),
         ({"quants": {}}, "models.0.quants"),
         ({"quants": {"q4": {"files": []}}}, "models.0.quants.q4.files"),

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tools.write_tables import limits_page, with_parameters
 
+from selfserve import limits
 from selfserve.catalogue.known import catalogue
 from selfserve.cli.known_settings import SETTINGS
 from selfserve.cli.main import COMMANDS
@@ -59,6 +61,24 @@ def test_the_catalogue_of_the_page_has_the_fields_of_the_real_one() -> None:
 def test_every_model_of_the_catalogue_is_in_the_first_page() -> None:
     text = (ROOT / "README.md").read_text("utf-8")
     assert [entry.id for entry in catalogue().models if f"`{entry.id}`" not in text] == []
+
+
+def test_the_page_of_limits_tells_those_of_the_program() -> None:
+    page = (DOCS / "limits.md").read_text("utf-8")
+    assert page == limits_page(), "python tools/write_tables.py writes it anew"
+
+
+def test_the_table_of_parameters_tells_those_of_the_program() -> None:
+    page = (DOCS / "api.md").read_text("utf-8")
+    assert "| `temperature` | 0.8 | from 0; chats 0 … 2 |" in page
+    assert page == with_parameters(page), "python tools/write_tables.py writes it anew"
+
+
+def test_every_limit_is_in_the_table() -> None:
+    source = Path(limits.__file__).read_text("utf-8")
+    table = source[source.index("\nTABLE = (") : source.index("\ndef ")]
+    names = [name for name in vars(limits) if name.startswith("MAX_")]
+    assert [name for name in names if not re.search(rf"\b{name}\b", table)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

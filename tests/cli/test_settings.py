@@ -8,6 +8,8 @@ import pytest
 from tests.support.command_line import Command
 
 from selfserve.cli.known_settings import SETTINGS
+from selfserve.errors import SettingsError
+from selfserve.sampling import PARAMETERS
 
 
 def test_every_setting_is_shown_with_its_source(
@@ -44,3 +46,16 @@ def test_what_is_wrong_ends_with_code_1_and_one_line(command: Command) -> None:
     outcome = command("settings", "--set", "prot=1")
     assert (outcome.code, outcome.out) == (1, "")
     assert outcome.err == "Error [settings]: 'prot' is no setting; did you mean port? (--set)\n"
+
+
+def test_sampling_can_be_set_within_what_every_endpoint_takes() -> None:
+    rows = {name: setting for name, setting in SETTINGS.items() if setting.owner == "sampling"}
+    assert set(rows) == {name for name, row in PARAMETERS.items() if row.rule.is_setting}
+    assert (rows["temperature"].low, rows["temperature"].high) == (0, 2)
+    for name, setting in rows.items():
+        low, high = PARAMETERS[name].chat_span
+        for value in (low, high):
+            assert setting.checked(value, "here") == value
+        for value in (low - 1, high + 1):
+            with pytest.raises(SettingsError, match=f"^{name} must be between"):
+                setting.checked(value, "here")

@@ -107,6 +107,20 @@ def test_commands_arrive_as_they_were_sent(commands: zmq.Socket[bytes], inbox: E
     assert inbox.receive(0.0) == []
 
 
+def test_a_command_that_breaks_its_own_rules_harms_no_other(
+    commands: zmq.Socket[bytes], inbox: EngineInbox
+) -> None:
+    broken = msgspec.to_builtins([COMMANDS[1]])
+    broken[0]["request"]["n_probs"] = 10**9
+    for frame in (msgspec.msgpack.encode(broken), b"\xc1", msgspec.msgpack.encode([{"type": "?"}])):
+        commands.send(frame)
+    commands.send(channel.encode(COMMANDS[2:]))
+    received: list[Command] = []
+    while not received:
+        received += inbox.receive(20.0)
+    assert received == COMMANDS[2:]
+
+
 def test_messages_arrive_as_they_were_sent(
     context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path
 ) -> None:

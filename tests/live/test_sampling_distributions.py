@@ -14,7 +14,7 @@ from tests.support.real_vocabulary import smollm2_path
 
 from selfserve.native.model import Model
 from selfserve.native.sampler import Sampler
-from selfserve.request import DEFAULT_SAMPLERS, SamplingParams
+from selfserve.sampling import DEFAULT_SAMPLERS, SamplingParams
 
 Floats = npt.NDArray[np.float64]
 

@@ -49,7 +49,7 @@ def test_greedy_is_the_highest_logit(make: SamplerMaker, logits: Any) -> None:
 def test_a_seed_repeats_its_draws(make: SamplerMaker, logits: Any, seed: int) -> None:
     first = draws(make(**PLAIN, seed=seed), logits)
     assert draws(make(**PLAIN, seed=seed), logits) == first
-    assert draws(make(**PLAIN, seed=seed + 1), logits) != first
+    assert draws(make(**PLAIN, seed=seed ^ 2), logits) != first
 
 
 def test_two_chains_do_not_disturb_each_other(make: SamplerMaker, logits: Any) -> None:
@@ -191,3 +191,13 @@ def test_closing_twice_does_no_harm(make: SamplerMaker) -> None:
     sampler = make()
     sampler.close()
     sampler.close()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_standard_deviation_leaves_the_best_alone(
+    make: SamplerMaker, logits: Any, temperature: float
+) -> None:
+    fields = {**PLAIN, "temperature": temperature, "samplers": ("top_n_sigma", "temperature")}
+    assert draws(make(**fields, top_n_sigma=0.0), logits, 8) == [int(logits.argmax())] * 8
+    _, ids, _ = make(**{**PLAIN, "top_n_sigma": -1.0}).sample_with_probs(logits)
+    assert len(ids) == len(logits)

@@ -19,10 +19,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from selfserve.api.errors import error_json, request_id_of, translate
-from selfserve.api.json_body import MAX_BODY_BYTES, SMALL_BODY_BYTES, decode_json
+from selfserve.api.json_body import SMALL_BODY_BYTES, decode_json
 from selfserve.api.sse import EventStream, data_event
 from selfserve.api.workers import Workers
 from selfserve.errors import InvalidRequest, RequestTimeout, RequestTooLarge, SelfError, shown
+from selfserve.limits import MAX_BODY_BYTES
 
 CLOSING_S = 5.0
 """Time that a client has to take the rest of a stream that failed."""

@@ -14,13 +14,10 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from selfserve.errors import shown
+from selfserve.limits import INT32_MAX, MAX_STOP_BYTES, REAL_MAX, range_text
 
 UNSUPPORTED = "unsupported"
 """Error type of what is well formed but not offered: it becomes a 422 instead of a 400."""
-
-INT32_MAX = 2**31 - 1
-REAL_MAX = 1e6
-"""Bound of numbers that have no natural one: far beyond any use, safe as a C float."""
 
 
 def invalid(message: str, *, path: str = "", got: object = None) -> PydanticCustomError:
@@ -38,21 +35,6 @@ def _error(kind: str, message: str, path: str, got: object) -> PydanticCustomErr
         message = f"{message}, got {shown(got)}"
     # Braces in a client's value must not be taken for placeholders, so the text is an argument.
     return PydanticCustomError(kind, "{text}", {"text": message, "path": path})
-
-
-def range_text(low: float | None, high: float | None) -> str:
-    """`between 0 and 2`, `at least 1`, `at most 5`."""
-    if low is not None and high is not None:
-        return f"between {_number_text(low)} and {_number_text(high)}"
-    if low is not None:
-        return f"at least {_number_text(low)}"
-    return f"at most {_number_text(high)}" if high is not None else "finite"
-
-
-def _number_text(value: float | None) -> str:
-    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
-        return str(int(value))
-    return str(value)
 
 
 @dataclass(frozen=True)
@@ -111,6 +93,71 @@ class Integer:
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         return _limits({"type": "integer"}, self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Stops:
+    """Annotation of a string or up to `most` of them; empty ones are left out."""
+
+    most: int
+
+    def check(self, value: object) -> list[str]:
+        stops = [value] if isinstance(value, str) else value
+        if not isinstance(stops, list):
+            raise invalid("must be a string or an array of strings", got=value)
+        for index, stop in enumerate(checked_strings(stops, self.most)):
+            size = len(stop) if stop.isascii() else len(stop.encode())
+            if size > MAX_STOP_BYTES:
+                text = f"must have at most {MAX_STOP_BYTES} bytes, got {size}"
+                raise invalid(text, path=f"[{index}]" if stops is value else "")
+        return [stop for stop in stops if stop]
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.check)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        text = {"type": "string", "maxLength": MAX_STOP_BYTES}
+        return {"anyOf": [text, {"type": "array", "items": text, "maxItems": self.most}]}
+
+
+@dataclass(frozen=True)
+class One:
+    """Annotation of an integer of which other values than 1 are not offered."""
+
+    def check(self, value: object) -> int:
+        number = as_integer(value)
+        if number is None:
+            raise invalid("must be an integer", got=_given(value))
+        if number != 1:
+            raise unsupported("must be 1", got=number)
+        return number
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.check)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"type": "integer", "const": 1}
+
+
+def checked_strings(value: object, most: int) -> list[str]:
+    """`value` if it is an array of at most `most` strings. Raises what names the entry that is
+    none."""
+    if not isinstance(value, list):
+        raise invalid("must be an array of strings", got=value)
+    if len(value) > most:
+        raise invalid(f"must have at most {most} entries", got=len(value))
+    for index, entry in enumerate(value):
+        if not isinstance(entry, str):
+            raise invalid("must be a string", path=f"[{index}]", got=_given(entry))
+    return value
 
 
 def as_integer(value: object) -> int | None:

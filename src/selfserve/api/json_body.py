@@ -10,12 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from selfserve.errors import InvalidRequest
-
-MAX_BODY_BYTES = 32 << 20
-MAX_DEPTH = 128
-MAX_CONTAINERS = 1_000_000
-"""Arrays and objects of one body. Each costs the decoder 0.2 µs under the GIL; the bound keeps
-other requests waiting for 0.2 s at most, and no request that fits a context comes near it."""
+from selfserve.limits import MAX_CONTAINERS, MAX_DEPTH
 
 SMALL_BODY_BYTES = 1 << 16
 """Up to this size a body is decoded and validated faster than a worker thread is reached."""

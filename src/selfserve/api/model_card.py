@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
+from selfserve.api.sampling import told_defaults
 from selfserve.api.service import Service
-from selfserve.request import SamplingParams
 
 OWNER = "self"
 
@@ -46,16 +43,6 @@ async def model_card(service: Service) -> dict[str, Any]:
             "request_timeout_s": settings.request_timeout_s,
             "thinking": template.supports_thinking and model.thinking_default,
             "reasoning_budgets": dict(settings.reasoning_budgets),
-            "sampling": default_sampling(service.recommended_sampling),
+            "sampling": told_defaults(service.default_sampling),
         },
     }
-
-
-def default_sampling(recommended: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling of a request that says nothing; its seed is drawn anew for each."""
-    known = SamplingParams.__struct_fields__
-    params = SamplingParams(**{k: v for k, v in recommended.items() if k in known})
-    fields = {name: getattr(params, name) for name in known}
-    for name in ("seed", "logit_bias", "penalize_answer_only"):
-        del fields[name]
-    return dict(msgspec.to_builtins(fields))

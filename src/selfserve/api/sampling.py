@@ -6,85 +6,63 @@ import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+import msgspec
+from pydantic import ValidationError
 
-from selfserve.api.sampling_fields import Bias, Positive, SamplingFields
+from selfserve.api.sampling_fields import Bias, SamplingFields
 from selfserve.engine.interface import Vocabulary
 from selfserve.errors import InvalidRequest
 from selfserve.logs import get_logger
-from selfserve.request import SamplingParams
+from selfserve.sampling import PARAMETERS, RANDOM_SEED, SamplingParams, effective
 
 log = get_logger("api")
 
-RANDOM_SEED = 0xFFFF_FFFF
-"""The 32-bit seed that libllama takes for "choose one yourself"."""
-
-_RESOLVED = frozenset({"seed", "logit_bias", "penalize_answer_only"})
-_COPIED = tuple(name for name in SamplingParams.__struct_fields__ if name not in _RESOLVED)
-
-_FILE_KEYS = {
-    "samplers": "sequence",
-    "temperature": "temp",
-    "repeat_last_n": "penalty_last_n",
-    "repeat_penalty": "penalty_repeat",
-} | {
-    name: name
-    for name in (
-        "top_k",
-        "top_p",
-        "min_p",
-        "xtc_probability",
-        "xtc_threshold",
-        "mirostat",
-        "mirostat_tau",
-        "mirostat_eta",
-    )
-}
-"""Field name → last part of the key in a GGUF file."""
-
-
-class _FileFields(SamplingFields):
-    temperature: Positive | None = None
+FILE_KEYS = {name: row.rule.file_key for name, row in PARAMETERS.items() if row.rule.file_key}
+"""Parameter → last part of its key in a GGUF file."""
 
 
 def sampling_params(
-    fields: BaseModel,
+    fields: SamplingFields,
     recommended: Mapping[str, Any],
     vocabulary: Vocabulary,
+    context_size: int,
     *,
     penalize_answer_only: bool = False,
 ) -> SamplingParams:
     """What the request says, else what the model recommends, else the contract's defaults.
 
-    `fields` may have any of SamplingParams' fields; None: not said. Tokenizes the strings of
-    `logit_bias`: call it in a worker thread. Raises InvalidRequest.
+    Tokenizes the strings of `logit_bias`: call it in a worker thread. Raises InvalidRequest.
     """
-    known = {name: recommended[name] for name in _COPIED if name in recommended}
-    said = ((name, getattr(fields, name, None)) for name in _COPIED)
-    known.update((name, value) for name, value in said if value is not None)
-    if known.get("top_k", 0) < 0:
-        known["top_k"] = 0  # both mean off
-    if known.get("dry_base", 1.0) < 1.0:
-        del known["dry_base"]
-    return SamplingParams(
-        **known,
-        seed=resolve_seed(getattr(fields, "seed", None)),
-        logit_bias=resolve_bias(getattr(fields, "logit_bias", None) or (), vocabulary),
-        penalize_answer_only=penalize_answer_only,
-    )
+    said = {name: getattr(fields, name) for name in SamplingFields.model_fields}
+    chosen = {name: value for name, value in said.items() if value is not None}
+    resolved = {
+        "seed": resolve_seed(fields.seed),
+        "logit_bias": resolve_bias(fields.logit_bias or (), vocabulary),
+        "penalize_answer_only": penalize_answer_only,
+    }
+    return effective({**recommended, **chosen, **resolved}, context_size)
+
+
+def told_defaults(params: SamplingParams) -> dict[str, Any]:
+    """Parameters by name for people and programs, without those that belong to one request."""
+    return {
+        name: msgspec.to_builtins(getattr(params, name))
+        for name, row in PARAMETERS.items()
+        if row.rule.is_said and name not in ("seed", "logit_bias")
+    }
 
 
 def file_sampling(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """What a model file recommends in its own metadata, by field name; values that a request
+    """What a model file recommends in its own metadata, by parameter; values that a request
     could not have are left out."""
     found: dict[str, Any] = {}
-    for name, key in _FILE_KEYS.items():
+    for name, key in FILE_KEYS.items():
         text = metadata.get(f"general.sampling.{key}")
         if text is None:
             continue
         value: Any = text.split(";") if name == "samplers" else _number(text)
         try:
-            fields = _FileFields.model_validate({name: value})
+            fields = SamplingFields.model_validate({name: value})
         except ValidationError:
             log.warning("the model file's general.sampling.%s is invalid and not used", key)
         else:

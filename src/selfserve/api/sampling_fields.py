@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    WithJsonSchema,
+)
+from pydantic_core import CoreSchema
 
-from selfserve.api.field_types import Integer, Number, as_integer, invalid
-from selfserve.request import DEFAULT_SAMPLERS
-
-MAX_BIAS = 1e6
-"""Any bias beyond decides alone; as a C float it stays finite."""
-
-MAX_BIASES = 100_000
-MAX_SAMPLERS = 64
-MAX_BREAKERS = 64
+from selfserve.api.field_types import Integer, Number, as_integer, checked_strings, invalid
+from selfserve.limits import (
+    MAX_BIAS,
+    MAX_BIAS_CHARACTERS,
+    MAX_BIASES,
+    MAX_BREAKER_CHARACTERS,
+    MAX_BREAKERS,
+    MAX_PREDICT_MS,
+    MAX_SAMPLERS,
+)
+from selfserve.sampling import DEFAULT_SAMPLERS, PARAMETERS, Parameter
 
 SAMPLER_LETTERS = dict(zip("edskypmxt", DEFAULT_SAMPLERS, strict=True))
 SAMPLER_NAMES = {name: name for name in DEFAULT_SAMPLERS} | {
@@ -36,39 +47,43 @@ Bias = tuple[BiasKey, float]
 
 def parse_samplers(value: object) -> tuple[str, ...]:
     """Names in order from `["top_k", …]` or the short form `"kp"`; for use as a validator."""
-    if isinstance(value, str):
-        known: Mapping[str, str] = SAMPLER_LETTERS
-        names: list[object] = list(value)
-    elif isinstance(value, list):
-        known, names = SAMPLER_NAMES, value
-    else:
+    if not isinstance(value, str | list):
         raise invalid("must be an array of sampler names or a string of their letters", got=value)
-    if len(names) > MAX_SAMPLERS:
-        raise invalid(f"must have at most {MAX_SAMPLERS} entries", got=len(names))
-    for index, name in enumerate(names):
+    if len(value) > MAX_SAMPLERS:
+        raise invalid(f"must have at most {MAX_SAMPLERS} entries", got=len(value))
+    is_short = isinstance(value, str)
+    known: Mapping[str, str] = SAMPLER_LETTERS if is_short else SAMPLER_NAMES
+    for index, name in enumerate(value):
         if not isinstance(name, str) or name not in known:
-            path = f"[{index}]" if isinstance(value, list) else ""
-            shortest = DEFAULT_SAMPLERS if isinstance(value, list) else SAMPLER_LETTERS
-            raise invalid(f"must be one of {', '.join(shortest)}", got=name, path=path)
-    return tuple(known[str(name)] for name in names)
+            path = "" if is_short else f"[{index}]"
+            usual = SAMPLER_LETTERS if is_short else DEFAULT_SAMPLERS
+            raise invalid(f"must be one of {', '.join(usual)}", got=name, path=path)
+    return tuple(known[name] for name in value)
 
 
 def parse_logit_bias(value: object) -> tuple[Bias, ...]:
     """Pairs from `{"15043": -1, "Hello": 5}` or `[[15043, 1.0], ["Hello", false]]`."""
+    if not isinstance(value, dict | list):
+        raise invalid("must be an object or an array of [token, bias] pairs", got=value)
+    if len(value) > MAX_BIASES:
+        raise invalid(f"must have at most {MAX_BIASES} entries", got=len(value))
     if isinstance(value, dict):
         pairs = [(f".{key[:100]}", _key_of_text(key), bias) for key, bias in value.items()]
-    elif isinstance(value, list):
-        pairs = [_pair(index, entry) for index, entry in enumerate(value)]
     else:
-        raise invalid("must be an object or an array of [token, bias] pairs", got=value)
-    if len(pairs) > MAX_BIASES:
-        raise invalid(f"must have at most {MAX_BIASES} entries", got=len(pairs))
+        pairs = [_pair(index, entry) for index, entry in enumerate(value)]
+    size = sum(len(key) for _, key, _ in pairs if isinstance(key, str))
+    if size > MAX_BIAS_CHARACTERS:
+        raise invalid(f"must have texts of at most {MAX_BIAS_CHARACTERS} characters", got=size)
     return tuple((key, _bias(path, bias)) for path, key, bias in pairs)
 
 
 def _key_of_text(key: str) -> BiasKey:
-    """JSON object keys are strings, so a decimal number is a token id."""
-    return int(key) if key.isascii() and key.isdigit() and len(key) <= 10 else key
+    """JSON object keys are strings, so a whole number is a token id."""
+    digits = key.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()):
+        return key
+    size = int(digits.lstrip("0")[:20] or "0")  # cut, it still is no token of any model
+    return -size if key.startswith("-") else size
 
 
 def _pair(index: int, entry: object) -> tuple[str, BiasKey, object]:
@@ -91,14 +106,12 @@ def _bias(path: str, value: object) -> float:
 
 def parse_breakers(value: object) -> tuple[str, ...]:
     """Sequence breakers of DRY; empty ones are skipped."""
-    if not isinstance(value, list):
-        raise invalid("must be an array of strings", got=value)
-    if len(value) > MAX_BREAKERS:
-        raise invalid(f"must have at most {MAX_BREAKERS} entries", got=len(value))
-    for index, entry in enumerate(value):
-        if not isinstance(entry, str):
-            raise invalid("must be a string", path=f"[{index}]", got=entry)
-    return tuple(entry for entry in value if entry)
+    breakers = checked_strings(value, MAX_BREAKERS)
+    for index, breaker in enumerate(breakers):
+        if len(breaker) > MAX_BREAKER_CHARACTERS:
+            text = f"must have at most {MAX_BREAKER_CHARACTERS} characters"
+            raise invalid(text, path=f"[{index}]", got=len(breaker))
+    return tuple(breaker for breaker in breakers if breaker)
 
 
 Samplers = Annotated[
@@ -112,7 +125,10 @@ Samplers = Annotated[
                     "items": {"enum": list(SAMPLER_NAMES)},
                     "maxItems": MAX_SAMPLERS,
                 },
-                {"type": "string", "pattern": "^[edskypmxt]{0,64}$"},
+                {
+                    "type": "string",
+                    "pattern": f"^[{''.join(SAMPLER_LETTERS)}]{{0,{MAX_SAMPLERS}}}$",
+                },
             ]
         }
     ),
@@ -145,16 +161,25 @@ LogitBias = Annotated[
 Breakers = Annotated[
     Any,
     BeforeValidator(parse_breakers),
-    WithJsonSchema({"type": "array", "items": {"type": "string"}, "maxItems": MAX_BREAKERS}),
+    WithJsonSchema(
+        {
+            "type": "array",
+            "items": {"type": "string", "maxLength": MAX_BREAKER_CHARACTERS},
+            "maxItems": MAX_BREAKERS,
+        }
+    ),
 ]
+SHAPES: dict[str, Any] = {
+    "samplers": Samplers,
+    "logit_bias": LogitBias,
+    "dry_sequence_breakers": Breakers,
+}
+"""Parameters that are no plain numbers or switches."""
 Ignored = Annotated[Any, Field(description="Accepted and ignored.")]
 Boolean = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(strict=True)]
 Object = Annotated[dict[str, Any], Field(strict=True)]
-Fraction = Annotated[float, Number(0, 1)]
-Positive = Annotated[float, Number(0)]
 Count = Annotated[int, Integer(0)]
-Window = Annotated[int, Integer(-1)]
 
 
 class RequestModel(BaseModel):
@@ -174,57 +199,70 @@ class StreamOptions(RequestModel):
     """Accepted without effect."""
 
 
-class SamplingFields(RequestModel):
-    """Fields that mean the same on both endpoints. None: not said, so a default holds."""
+@dataclass(frozen=True)
+class Declared:
+    """Annotation of a field whose limits and description are those of the parameter of its name."""
 
-    dynatemp_range: Positive | None = None
-    """The temperature is drawn by entropy from [t - range, t + range], not under 0."""
-    dynatemp_exponent: Positive | None = None
-    """Bends the curve between entropy and temperature."""
-    top_k: Annotated[int, Integer(-1)] | None = None
-    """Only the k most probable tokens; 0 and -1: all."""
-    top_p: Fraction | None = None
-    """Only the most probable tokens whose probabilities sum to it; 1: all."""
-    min_p: Fraction | None = None
-    """Only tokens at least this probable, relative to the most probable one; 0: all."""
-    top_n_sigma: Annotated[float, Number()] | None = None
-    """Only tokens within n standard deviations of the best logit; below 0: all."""
-    typical_p: Fraction | None = None
-    """Locally typical sampling; 1: off."""
-    min_keep: Count | None = None
-    """Candidates that each truncating sampler must leave."""
-    repeat_penalty: Annotated[float, Number(0.01, 100)] | None = None
-    """Divides the logits of repeated tokens; 1: off."""
-    repeat_last_n: Window | None = None
-    """Tokens that count as recent; 0: none, -1: the context."""
-    dry_multiplier: Positive | None = None
-    """Strength of the DRY repetition penalty; 0: off."""
-    dry_base: Annotated[float, Number()] | None = None
-    """Base of its growth; below 1: the default."""
-    dry_allowed_length: Count | None = None
-    """Length of repetitions that stay free."""
-    dry_penalty_last_n: Window | None = None
-    """Tokens that it looks at; 0: none, -1: the context."""
-    dry_sequence_breakers: Breakers | None = None
-    """Texts that end a repetition; empty ones are skipped."""
-    xtc_probability: Fraction | None = None
-    """Chance of removing the most probable tokens; 0: off."""
-    xtc_threshold: Fraction | None = None
-    """Only tokens above it are removed; over 0.5: none."""
-    mirostat: Annotated[int, Integer(0, 2)] | None = None
-    """1 or 2 replace the truncating samplers; 0: off."""
-    mirostat_tau: Positive | None = None
-    """Target entropy of Mirostat."""
-    mirostat_eta: Positive | None = None
-    """Learning rate of Mirostat."""
-    samplers: Samplers | None = None
-    """Order and choice of the samplers: names, or a string of their letters."""
-    seed: Annotated[int, Integer(-(2**63), 2**63 - 1)] | None = None
-    """-1: random."""
-    ignore_eos: Boolean | None = None
-    """Bans all tokens that end a generation."""
-    logit_bias: LogitBias | None = None
-    """Added to the logits of tokens (ids or texts); false: never."""
+    in_chats: bool = False
+    """True: a number has the limits of OpenAI's API."""
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        parameter = PARAMETERS[str(handler.field_name)]
+        kind = SHAPES.get(parameter.name) or self._scalar(parameter)
+        described = Annotated[kind | None, Field(description=parameter.rule.help)]  # type: ignore[valid-type]
+        return handler.generate_schema(described)
+
+    def _scalar(self, parameter: Parameter) -> Any:
+        if parameter.type is bool:
+            return Boolean
+        low, high = parameter.chat_span if self.in_chats else parameter.span
+        if parameter.type is int:
+            return Annotated[int, Integer(int(low), int(high))]
+        return Annotated[float, Number(low, high)]
+
+
+T = TypeVar("T")
+Said = Annotated[T | None, Declared()]
+SaidInChat = Annotated[T | None, Declared(in_chats=True)]
+
+
+class SamplingFields(RequestModel):
+    """The parameters of sampling as a client gives them. None: not said, so a default holds."""
+
+    temperature: Said[float] = None
+    dynatemp_range: Said[float] = None
+    dynatemp_exponent: Said[float] = None
+    top_k: Said[int] = None
+    top_p: Said[float] = None
+    min_p: Said[float] = None
+    top_n_sigma: Said[float] = None
+    typical_p: Said[float] = None
+    min_keep: Said[int] = None
+    repeat_penalty: Said[float] = None
+    repeat_last_n: Said[int] = None
+    presence_penalty: Said[float] = None
+    frequency_penalty: Said[float] = None
+    dry_multiplier: Said[float] = None
+    dry_base: Said[float] = None
+    dry_allowed_length: Said[int] = None
+    dry_penalty_last_n: Said[int] = None
+    dry_sequence_breakers: Said[tuple[str, ...]] = None
+    xtc_probability: Said[float] = None
+    xtc_threshold: Said[float] = None
+    mirostat: Said[int] = None
+    mirostat_tau: Said[float] = None
+    mirostat_eta: Said[float] = None
+    samplers: Said[tuple[str, ...]] = None
+    seed: Said[int] = None
+    logit_bias: Said[tuple[Bias, ...]] = None
+    ignore_eos: Said[bool] = None
+
+
+class GenerationFields(SamplingFields):
+    """Fields that mean the same on both endpoints."""
+
     grammar: Text | None = None
     """GBNF that the answer follows."""
     json_schema: Object | None = None
@@ -233,7 +271,7 @@ class SamplingFields(RequestModel):
     """False: the prompt is computed anew and nothing is kept."""
     id_slot: Annotated[int, Integer(-1)] | None = None
     """Runs in that slot; -1: any."""
-    t_max_predict_ms: Count | None = None
+    t_max_predict_ms: Annotated[int, Integer(0, MAX_PREDICT_MS)] | None = None
     """Time of generation from the first token; 0: no limit."""
     timings_per_token: Boolean | None = None
     """Adds timings to the events."""

@@ -20,6 +20,7 @@ from selfserve.errors import (
     from_name,
 )
 from selfserve.request import Delta, Event, Failed, Finished, Progress, Ready, Request
+from selfserve.sampling import SamplingParams, effective
 from selfserve.text.reasoning import ReasoningFormat, find_format
 from selfserve.text.template import CHATML, ChatTemplate
 
@@ -61,6 +62,11 @@ class Service:
         """Settings between a request's own and the contract's defaults: the catalogue's, else
         those in the model file. Raises ModelLoading before the file was read."""
         return {**file_sampling(self.vocabulary.metadata), **self.model.sampling}
+
+    @property
+    def default_sampling(self) -> SamplingParams:
+        """The sampling of a request that says nothing; its seed is drawn anew for each."""
+        return effective(self.recommended_sampling, self.ready.context_size)
 
     @property
     def default_keep(self) -> int | None:

@@ -14,9 +14,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from selfserve.api.exchange import Exchange, as_object
-from selfserve.api.field_types import UNSUPPORTED, range_text
+from selfserve.api.field_types import UNSUPPORTED
 from selfserve.api.json_body import SMALL_BODY_BYTES
 from selfserve.errors import InvalidRequest, RequestError, UnsupportedCapability, shown
+from selfserve.limits import range_text
 
 TAG = "="
 """First character of the tags of unions; such a tag is no part of a field's path."""

@@ -10,10 +10,19 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from selfserve.config import ModelInfo
 from selfserve.errors import ModelNotFound, SettingsError, shown
+from selfserve.limits import range_text
+from selfserve.sampling import PARAMETERS
 
 REPOSITORY = r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$"
 """`owner/name` on the hub. Neither half can be `.` or `..`: both become folder names."""
@@ -54,14 +63,21 @@ class Quant(_Record):
     projector: ModelFile | None = None
 
 
-class Sampling(_Record):
-    """Recommended sampling settings, under the names of SamplingParams."""
+def _check_sampling(values: dict[str, float]) -> dict[str, float]:
+    for name, value in values.items():
+        parameter = PARAMETERS.get(name)
+        if parameter is None or not parameter.rule.is_setting:
+            raise ValueError(f"{name} cannot be recommended")
+        if parameter.type is int and not isinstance(value, int):
+            raise ValueError(f"{name} must be a whole number")
+        low, high = parameter.chat_span
+        if not low <= value <= high:
+            raise ValueError(f"{name} must be {range_text(low, high)}, got {value}")
+    return values
 
-    temperature: Annotated[float, Field(ge=0, le=2)]
-    top_p: Annotated[float, Field(ge=0, le=1)]
-    top_k: Annotated[int, Field(ge=0)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+
+Sampling = Annotated[dict[str, int | float], AfterValidator(_check_sampling)]
+"""Recommended sampling parameters by name."""
 
 
 class Entry(_Record):
@@ -100,7 +116,7 @@ class Entry(_Record):
             license=self.license,
             context_length=self.context_length,
             thinking_default=self.thinking == "on",
-            sampling=self.sampling.model_dump(exclude_none=True),
+            sampling=dict(self.sampling),
         )
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from selfserve.config import EngineSettings, ModelInfo, ServerSettings
 from selfserve.errors import SettingsError, shown
+from selfserve.sampling import PARAMETERS
 
 MIB = 1 << 20
 DEVICE = r"auto|cpu|metal|(cuda|vulkan)(:\d+)?"
@@ -223,18 +224,22 @@ def _server(
     return _row(ServerSettings, field, name, read, help, **more)
 
 
-def _sampling(name: str, read: Callable[[object], Any], low: float, high: float) -> Setting:
-    help = f"The {name} of requests that do not give one."
-    return Setting(
-        name=name,
-        help=help,
-        owner="sampling",
-        field=name,
-        read=read,
-        low=low,
-        high=high,
-        has_flag=False,
-        default_text="the model file's, else that of the API",
+def _sampling_rows() -> tuple[Setting, ...]:
+    """Sampling of requests that do not say; a value must do for chats too."""
+    return tuple(
+        Setting(
+            name=parameter.name,
+            help=parameter.rule.help,
+            owner="sampling",
+            field=parameter.name,
+            read=read_int if parameter.type is int else read_float,
+            low=parameter.chat_span[0],
+            high=parameter.chat_span[1],
+            has_flag=False,
+            default_text="the model file's, else that of the API",
+        )
+        for parameter in PARAMETERS.values()
+        if parameter.rule.is_setting
     )
 
 
@@ -429,14 +434,7 @@ def _model_rows() -> tuple[Setting, ...]:
             default=thinking["thinking_default"],
             has_flag=False,
         ),
-        _sampling("temperature", read_float, 0, 2),
-        _sampling("top_p", read_float, 0, 1),
-        _sampling("top_k", read_int, 0, 1 << 30),
-        _sampling("min_p", read_float, 0, 1),
-        _sampling("typical_p", read_float, 0, 1),
-        _sampling("repeat_penalty", read_float, 0.01, 100),
-        _sampling("presence_penalty", read_float, -2, 2),
-        _sampling("frequency_penalty", read_float, -2, 2),
+        *_sampling_rows(),
     )
 
 

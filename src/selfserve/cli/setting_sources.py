@@ -108,8 +108,11 @@ def _catalogue(model: Reference | None) -> dict[str, Chosen]:
     if not isinstance(model, CatalogueReference):
         return {}
     entry = model.entry
-    values = {"context_size": entry.context_size, "thinking": entry.thinking == "on"}
-    values |= entry.sampling.model_dump(exclude_none=True)
+    values: dict[str, Any] = {
+        "context_size": entry.context_size,
+        "thinking": entry.thinking == "on",
+        **entry.sampling,
+    }
     return {name: Chosen(value, CATALOGUE) for name, value in values.items()}
 
 

@@ -61,7 +61,7 @@ def _catalogue_facts(parsed: Any) -> dict[str, Any]:
         "license": entry.license,
         "context_length": entry.context_length,
         "thinking": entry.thinking,
-        "sampling": entry.sampling.model_dump(exclude_none=True),
+        "sampling": dict(entry.sampling),
     }
 
 

@@ -13,7 +13,6 @@ from selfserve.engine.plan import Chunk, Row
 from selfserve.engine.speculation import Drafter, NoDrafter
 from selfserve.limits import MAX_SHIFTED_CONTEXTS
 from selfserve.request import (
-    DEFAULT_SAMPLERS,
     Delta,
     Finished,
     Request,
@@ -21,6 +20,7 @@ from selfserve.request import (
     Timings,
     TokenProbs,
 )
+from selfserve.sampling import DEFAULT_SAMPLERS
 from selfserve.text.detokenizer import Detokenizer
 from selfserve.text.indentation import IndentationGuard
 from selfserve.text.reasoning import ReasoningSplitter

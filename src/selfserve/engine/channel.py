@@ -11,7 +11,11 @@ from collections.abc import Sequence
 import msgspec
 import zmq
 
+from selfserve.errors import InvalidRequest
+from selfserve.logs import get_logger
 from selfserve.request import Command, Message
+
+log = get_logger("engine")
 
 COMMANDS = "commands"
 MESSAGES = "messages"
@@ -43,9 +47,14 @@ class EngineInbox:
             self._socket.poll(int(timeout_s * 1e3))
         while True:
             try:
-                commands += self._decoder.decode(self._socket.recv(zmq.NOBLOCK))
+                frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return commands
+            try:
+                commands += self._decoder.decode(frame)
+            except (msgspec.DecodeError, InvalidRequest):
+                # Records check themselves, so nobody could have sent this; others must not suffer.
+                log.exception("a command that breaks its own rules was dropped")
 
     def close(self) -> None:
         self._socket.close(linger=0)

@@ -77,7 +77,7 @@ class Sampler:
         return {
             "penalties": self._penalties,
             "dry": self._dry,
-            "top_n_sigma": lambda p: add(lib.llama_sampler_init_top_n_sigma(p.top_n_sigma)),
+            "top_n_sigma": self._top_n_sigma,
             "top_k": lambda p: add(lib.llama_sampler_init_top_k(p.top_k)),
             "typ_p": lambda p: add(lib.llama_sampler_init_typical(p.typical_p, p.min_keep)),
             "top_p": lambda p: add(lib.llama_sampler_init_top_p(p.top_p, p.min_keep)),
@@ -93,6 +93,12 @@ class Sampler:
                 )
             ),
         }
+
+    def _top_n_sigma(self, p: SamplingParams) -> None:
+        if p.top_n_sigma == 0:  # libllama takes it for off
+            self._add(self._lib.llama_sampler_init_top_k(1))
+        else:
+            self._add(self._lib.llama_sampler_init_top_n_sigma(p.top_n_sigma))
 
     def _penalties(self, p: SamplingParams) -> None:
         window = self._window(p.repeat_last_n)

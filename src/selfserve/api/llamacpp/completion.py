@@ -31,6 +31,7 @@ from selfserve.api.sse import DONE, data_event
 from selfserve.api.timings import usage_object
 from selfserve.api.validation import read_model
 from selfserve.errors import InvalidRequest, UnsupportedCapability
+from selfserve.limits import MAX_BIASES, check_count
 from selfserve.request import (
     Constraint,
     Delta,
@@ -207,7 +208,7 @@ class CompletionDraft:
 
     def prompts(self) -> list[PreparedPrompt]:
         """Tokenizes and compiles. Raises InvalidRequest; blocks, the GIL mostly free."""
-        sampling = sampling_params(self._body, self._recommended, self._vocabulary)
+        sampling = self._sampling()
         constraint = self._constraint()
         prepared = []
         for index, prompt in enumerate(self._body.prompts):
@@ -252,6 +253,13 @@ class CompletionDraft:
             settings=generation_settings(body, request, self._service),
             returns_tokens=bool(body.return_tokens),
         )
+
+    def _sampling(self) -> SamplingParams:
+        context_size = self._service.ready.context_size
+        sampling = sampling_params(self._body, self._recommended, self._vocabulary, context_size)
+        # Each prompt has biases of its own in the engine, and tells them.
+        check_count("logit_bias", len(sampling.logit_bias) * len(self._body.prompts), MAX_BIASES)
+        return sampling
 
     def _constraint(self) -> Constraint | None:
         body = self._body

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, WithJsonSchema
 from selfserve.api.field_types import as_integer, invalid
 from selfserve.engine.interface import Vocabulary
 from selfserve.errors import InvalidRequest
+from selfserve.limits import MAX_PROMPTS
 from selfserve.request import PICTURE_TOKEN
 
 MEDIA_MARKER = "<__media__>"
@@ -46,6 +47,8 @@ def parse_prompts(value: object) -> tuple[Prompt, ...]:
         return (_parse_prompt(value, ""),)
     if not value:
         raise invalid("must not be empty")
+    if len(value) > MAX_PROMPTS:
+        raise invalid(f"must have at most {MAX_PROMPTS} prompts", got=len(value))
     return tuple(_parse_prompt(entry, f"[{index}]") for index, entry in enumerate(value))
 
 
@@ -197,6 +200,7 @@ Prompts = Annotated[
                     "type": "array",
                     "items": {"anyOf": [*_PARTS_SCHEMA["anyOf"], _OBJECT_SCHEMA]},
                     "minItems": 1,
+                    "maxItems": MAX_PROMPTS,
                 },
             ]
         }

@@ -6,68 +6,34 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, WithJsonSchema, model_validator
 
-from selfserve.api.field_types import Integer, Number, as_integer, invalid, unsupported
+from selfserve.api.field_types import Integer, One, Stops, checked_strings, invalid
 from selfserve.api.llamacpp.prompts import Media, Prompt, Prompts, check_markers
 from selfserve.api.messages import Refused
 from selfserve.api.sampling_fields import (
     Boolean,
     Count,
+    GenerationFields,
     Ignored,
-    Positive,
-    SamplingFields,
     StreamOptions,
 )
-
-MAX_FIELD_NAMES = 1000
+from selfserve.limits import MAX_FIELD_NAMES, MAX_PROBS, MAX_STOPS
 
 Limit = Annotated[int, Integer(-1)]
-
-
-def _parse_stops(value: object) -> list[str]:
-    stops = [value] if isinstance(value, str) else value
-    return [stop for stop in _strings(stops) if stop]
-
-
-def _strings(value: object) -> list[str]:
-    if not isinstance(value, list):
-        raise invalid("must be an array of strings", got=value)
-    for index, entry in enumerate(value):
-        if not isinstance(entry, str):
-            raise invalid("must be a string", path=f"[{index}]", got=entry)
-    return value
+Probs = Annotated[int, Integer(0, MAX_PROBS)]
 
 
 def _parse_field_names(value: object) -> list[str]:
-    names = _strings(value)
-    if len(names) > MAX_FIELD_NAMES:
-        raise invalid(f"must have at most {MAX_FIELD_NAMES} entries", got=len(names))
-    return names
+    return checked_strings(value, MAX_FIELD_NAMES)
 
 
-def _only_one(value: object) -> int:
-    number = as_integer(value)
-    if number is None:
-        raise invalid("must be an integer", got=value)
-    if number != 1:
-        raise unsupported("must be 1", got=number)
-    return number
-
-
-_STRINGS: dict[str, Any] = {"type": "array", "items": {"type": "string"}}
-Stops = Annotated[
-    Any,
-    BeforeValidator(_parse_stops),
-    WithJsonSchema({"anyOf": [{"type": "string"}, _STRINGS]}),
-]
 FieldNames = Annotated[
     Any,
     BeforeValidator(_parse_field_names),
-    WithJsonSchema({**_STRINGS, "maxItems": MAX_FIELD_NAMES}),
+    WithJsonSchema({"type": "array", "items": {"type": "string"}, "maxItems": MAX_FIELD_NAMES}),
 ]
-One = Annotated[Any, BeforeValidator(_only_one), WithJsonSchema({"type": "integer", "const": 1})]
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(GenerationFields):
     """One prompt or several, to be continued as they are."""
 
     prompt: Prompts
@@ -86,17 +52,11 @@ class CompletionRequest(SamplingFields):
     """The same as n_predict; wins over max_tokens."""
     max_tokens: Limit | None = None
     """The same as n_predict."""
-    stop: Stops | None = None
+    stop: Annotated[Any, Stops(MAX_STOPS)] | None = None
     """Texts that end the answer and are no part of it."""
-    temperature: Positive | None = None
-    """0: always the most probable token."""
-    presence_penalty: Annotated[float, Number()] | None = None
-    """Once for each token in the window of repeat_last_n."""
-    frequency_penalty: Annotated[float, Number()] | None = None
-    """For each time that a token stands in that window."""
-    n_probs: Count | None = None
+    n_probs: Probs | None = None
     """Most probable tokens to tell at each place; 0: none."""
-    logprobs: Count | None = None
+    logprobs: Probs | None = None
     """The same as n_probs, which wins."""
     post_sampling_probs: Boolean | None = None
     """Probabilities after the samplers instead of before."""
@@ -110,8 +70,8 @@ class CompletionRequest(SamplingFields):
     response_fields: FieldNames | None = None
     """Fields of the answer; "a/b" lifts b out of a. Empty: all."""
 
-    n: One | None = None
-    best_of: One | None = None
+    n: Annotated[Any, One()] | None = None
+    best_of: Annotated[Any, One()] | None = None
     echo: Refused = None
     suffix: Refused = None
     user: Ignored = None

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
-
 from selfserve.api.llamacpp.schema import CompletionRequest
+from selfserve.api.sampling import told_defaults
 from selfserve.api.service import Service
-from selfserve.request import Request, SamplingParams
+from selfserve.request import Request
+from selfserve.sampling import SamplingParams, banned_ids
 
 
 def generation_settings(
@@ -44,23 +43,19 @@ def generation_settings(
 def default_settings(service: Service) -> dict[str, Any]:
     """The settings of a request that has a prompt and nothing else; the seed is drawn anew for
     each."""
-    known = SamplingParams.__struct_fields__
-    recommended = service.recommended_sampling
-    sampling = SamplingParams(**{k: v for k, v in recommended.items() if k in known})
     body = CompletionRequest(prompt="")
-    request = Request(id="", prompt=(), sampling=sampling, n_keep=service.default_keep)
+    request = Request(
+        id="", prompt=(), sampling=service.default_sampling, n_keep=service.default_keep
+    )
     return {**generation_settings(body, request, service), "seed": -1}
 
 
 def sampling_settings(sampling: SamplingParams, eog_ids: Iterable[int]) -> dict[str, Any]:
     """Sampling by field name; a bias of null bans its token."""
-    names = set(SamplingParams.__struct_fields__) - {"penalize_answer_only", "logit_bias"}
-    fields = {name: getattr(sampling, name) for name in sorted(names)}
-    biases = dict(sampling.logit_bias)
-    if sampling.ignore_eos:
-        biases |= dict.fromkeys(sorted(eog_ids), -math.inf)
-    fields["logit_bias"] = [
-        {"token": token, "bias": bias if math.isfinite(bias) else None}
-        for token, bias in biases.items()
-    ]
-    return dict(msgspec.to_builtins(fields))
+    banned = dict.fromkeys(banned_ids(sampling, eog_ids))
+    biases = {**dict(sampling.logit_bias), **banned}
+    return {
+        **told_defaults(sampling),
+        "seed": sampling.seed,
+        "logit_bias": [{"token": token, "bias": bias} for token, bias in biases.items()],
+    }

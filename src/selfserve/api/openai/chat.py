@@ -124,6 +124,7 @@ class ChatDraft:
         self._pictures = pictures
         self._model = service.model
         self._sampling = service.recommended_sampling
+        self._context_size = service.ready.context_size
         self._default_keep = service.keep_with(len(pictures))
         self._budgets = service.settings.reasoning_budgets
         self._vocabulary: Vocabulary = service.vocabulary
@@ -139,7 +140,9 @@ class ChatDraft:
             id=f"chatcmpl-{secrets.token_hex(16)}",
             prompt=tuple(prompt),
             pictures=self._pictures,
-            sampling=sampling_params(chat, self._sampling, vocabulary, penalize_answer_only=True),
+            sampling=sampling_params(
+                chat, self._sampling, vocabulary, self._context_size, penalize_answer_only=True
+            ),
             max_tokens=chat.answer_limit,
             stop=tuple(chat.stop or ()),
             constraint=constraint,

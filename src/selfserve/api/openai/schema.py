@@ -6,60 +6,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from selfserve.api.field_types import Integer, Number, as_integer, invalid, is_empty, unsupported
+from selfserve.api.field_types import Integer, One, Stops, invalid, is_empty, unsupported
 from selfserve.api.messages import EMPTY_SCHEMA, Messages, Refused
 from selfserve.api.sampling_fields import (
     Boolean,
-    Fraction,
+    GenerationFields,
     Ignored,
     Object,
     RequestModel,
-    SamplingFields,
+    SaidInChat,
     StreamOptions,
     Text,
 )
 from selfserve.api.thinking_fields import ThinkingFields
+from selfserve.limits import MAX_CHAT_STOPS
 
-MAX_STOPS = 4
-
-Temperature = Annotated[float, Number(0, 2)]
-Penalty = Annotated[float, Number(-2, 2)]
 MaxTokens = Annotated[int, Integer(1)]
-
-
-def _parse_stops(value: object) -> list[str]:
-    stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list):
-        raise invalid("must be a string or an array of strings", got=value)
-    if len(stops) > MAX_STOPS:
-        raise invalid(f"must have at most {MAX_STOPS} entries", got=len(stops))
-    for index, stop in enumerate(stops):
-        if not isinstance(stop, str):
-            raise invalid("must be a string", path=f"[{index}]", got=stop)
-    return [stop for stop in stops if stop]
-
-
-Stops = Annotated[
-    Any,
-    BeforeValidator(_parse_stops),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string"},
-                {"type": "array", "items": {"type": "string"}, "maxItems": MAX_STOPS},
-            ]
-        }
-    ),
-]
-
-
-def _only_one(value: object) -> int:
-    number = as_integer(value)
-    if number is None:
-        raise invalid("must be an integer", got=value)
-    if number != 1:
-        raise unsupported("must be 1", got=number)
-    return number
 
 
 def _no_probabilities(value: object) -> int:
@@ -110,7 +72,7 @@ class ResponseFormat(RequestModel):
         return self
 
 
-class ChatRequest(SamplingFields, ThinkingFields):
+class ChatRequest(GenerationFields, ThinkingFields):
     """A conversation to be continued."""
 
     messages: Messages
@@ -119,23 +81,16 @@ class ChatRequest(SamplingFields, ThinkingFields):
     """Tokens of the answer; wins over max_tokens. Default: to the end of the context."""
     max_tokens: MaxTokens | None = None
     """Tokens of the answer."""
-    temperature: Temperature | None = None
-    """0: always the most probable token."""
-    top_p: Fraction | None = None
-    n: (
-        Annotated[Any, BeforeValidator(_only_one), WithJsonSchema({"type": "integer", "const": 1})]
-        | None
-    ) = None
+    temperature: SaidInChat[float] = None
+    presence_penalty: SaidInChat[float] = None
+    frequency_penalty: SaidInChat[float] = None
+    n: Annotated[Any, One()] | None = None
     stream: Boolean | None = None
     """Answer by server-sent events."""
     stream_options: StreamOptions | None = None
     """Only with stream."""
-    stop: Stops | None = None
-    """Texts that end the answer and are no part of it; up to 4."""
-    presence_penalty: Penalty | None = None
-    """Once for each token that was generated before."""
-    frequency_penalty: Penalty | None = None
-    """For each time that a token was generated before."""
+    stop: Annotated[Any, Stops(MAX_CHAT_STOPS)] | None = None
+    """Texts that end the answer and are no part of it."""
     response_format: ResponseFormat | None = None
     """Form of the answer; not together with grammar or json_schema."""
     n_probs: (
