@@ -6,6 +6,7 @@ values, and travels as msgpack: no record holds a callable, a handle or a refere
 
 from __future__ import annotations
 
+import struct
 from enum import StrEnum
 from typing import Any
 
@@ -128,19 +129,29 @@ class StopType(StrEnum):
     WORD = "word"
 
 
-class TokenProb(Record, frozen=True, kw_only=True):
-    """One candidate token; `value` is a log-probability, or a probability after sampling."""
+class TokenProbs(Record, frozen=True, kw_only=True):
+    """The chosen token and the most probable ones at its place. A value is a log-probability, or a
+    probability after sampling. Up to a thousand tokens at each place: so they travel packed."""
 
     id: int
     piece: bytes
+    """The chosen token's bytes in the text: none of a token that ends the generation."""
     value: float
+    top_ids: bytes = b""
+    """The most probable tokens, best first: 32-bit integers, little endian."""
+    top_values: bytes = b""
+    """Of these: 32-bit floats, little endian."""
 
+    @property
+    def num_top(self) -> int:
+        return len(self.top_ids) // 4
 
-class TokenProbs(Record, frozen=True, kw_only=True):
-    """The chosen token and the most probable ones at its place."""
-
-    chosen: TokenProb
-    top: tuple[TokenProb, ...]
+    @property
+    def top(self) -> list[tuple[int, float]]:
+        """(token id, value) of the most probable ones."""
+        count = self.num_top
+        ids = struct.unpack(f"<{count}i", self.top_ids)
+        return list(zip(ids, struct.unpack(f"<{count}f", self.top_values), strict=True))
 
 
 class Timings(Record, frozen=True, kw_only=True):

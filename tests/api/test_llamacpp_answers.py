@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.support.fake_engine import MODEL, FakeEngine, Script
 
 from selfserve.api.app import create_app
 from selfserve.config import ServerSettings
-from selfserve.request import Delta, Progress, StopType, Timings, TokenProb, TokenProbs
+from selfserve.request import Delta, Progress, StopType, Timings, TokenProbs
 
 NATIVE, OPENAI = "/completion", "/v1/completions"
 LOWEST = -3.4028234663852886e38
@@ -26,10 +27,13 @@ def complete(app: ASGIApp, path: str = NATIVE, **fields: Any) -> Call:
 
 
 def probs(chosen: int, value: float, *top: tuple[int, float]) -> TokenProbs:
-    def one(token: int, value: float) -> TokenProb:
-        return TokenProb(id=token, piece=bytes([token]), value=value)
-
-    return TokenProbs(chosen=one(chosen, value), top=tuple(one(*pair) for pair in top))
+    return TokenProbs(
+        id=chosen,
+        piece=bytes([chosen]),
+        value=value,
+        top_ids=struct.pack(f"<{len(top)}i", *(token for token, _ in top)),
+        top_values=struct.pack(f"<{len(top)}f", *(other for _, other in top)),
+    )
 
 
 def delta(text: str, tokens: Sequence[int] = (), *found: TokenProbs) -> Delta:

@@ -33,7 +33,6 @@ from selfserve.request import (
     StopType,
     Submit,
     Timings,
-    TokenProb,
     TokenProbs,
 )
 
@@ -53,12 +52,14 @@ COMMANDS: list[Command] = [
     Abort(id="ü"),
     Shutdown(),
 ]
-PROB = TokenProb(id=1, piece=b"\xff\x00", value=-math.inf)
+PROBS = TokenProbs(
+    id=1, piece=b"\xff\x00", value=-math.inf, top_ids=b"\1\0\0\0", top_values=bytes(4)
+)
 MESSAGES: list[Message] = [
     Loading(progress=0.5),
     Ready(context_size=512, num_slots=2, can_shift=True, info={"size": 1 << 40}),
     Progress(id="a", total=10, cache=1, processed=5, time_ms=1.5),
-    Delta(id="a", content="é\u2028", tokens=(1, 2), probs=(TokenProbs(chosen=PROB, top=(PROB,)),)),
+    Delta(id="a", content="é\u2028", tokens=(1, 2), probs=(PROBS,)),
     Finished(
         id="a",
         stop_type=StopType.WORD,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from selfserve.engine.constraint import ConstraintState
 from selfserve.engine.interface import Vocabulary
 from selfserve.engine.plan import Logits, Row
 from selfserve.engine.runner import TokenSampler
 from selfserve.errors import InvalidRequest
-from selfserve.request import Request, TokenProb, TokenProbs
+from selfserve.request import Request, TokenProbs
 from selfserve.sampling import banned_ids, is_greedy
 
 
@@ -20,11 +21,11 @@ def log_softmax(logits: Logits) -> Logits:
     return result
 
 
-def top_indices(values: Logits, count: int) -> list[int]:
+def top_indices(values: Logits, count: int) -> npt.NDArray[np.intp]:
     """Indices of the `count` highest values, highest first."""
     count = min(count, values.size)
     found = np.argpartition(values, values.size - count)[values.size - count :]
-    order: list[int] = found[np.argsort(-values[found], kind="stable")].tolist()
+    order: npt.NDArray[np.intp] = found[np.argsort(-values[found], kind="stable")]
     return order
 
 
@@ -77,9 +78,10 @@ class TokenChooser:
         is_masked = self._mask(logits, constraint)
         if num_probs > 0 and self._request.post_sampling_probs:
             token, ids, values = self._sampler.sample_with_probs(row)
-            top = [(int(ids[i]), float(values[i])) for i in top_indices(values, num_probs)]
+            best = top_indices(values, num_probs)
+            best = best[values[best] > 0.0]
             chosen = float(values[np.flatnonzero(ids == token)[0]])
-            probs = self._probs(token, chosen, [pair for pair in top if pair[1] > 0.0])
+            probs = self._probs(token, chosen, ids[best], values[best])
         elif self._greedy:
             token = int(logits.argmax())
         elif is_masked:
@@ -87,8 +89,8 @@ class TokenChooser:
         else:
             token = self._sampler.sample(row)
         if raw is not None:
-            top = [(i, float(raw[i])) for i in top_indices(raw, num_probs)]
-            probs = self._probs(token, float(raw[token]), top)
+            best = top_indices(raw, num_probs)
+            probs = self._probs(token, float(raw[token]), best, raw[best])
         if constraint is not None:
             constraint.accept(token)
         return token, probs
@@ -116,15 +118,18 @@ class TokenChooser:
         on the model finds other tokens for the same text."""
         return [] if self.constraint is None else self.constraint.forced_tokens()
 
-    def _probs(self, token: int, value: float, top: list[tuple[int, float]]) -> TokenProbs:
-        def prob(token_id: int, value: float) -> TokenProb:
-            piece = self._vocabulary.piece(token_id, special=True)
-            return TokenProb(id=token_id, piece=piece, value=value)
-
+    def _probs(
+        self, token: int, value: float, top_ids: npt.NDArray[np.integer], top_values: Logits
+    ) -> TokenProbs:
         # What ends a generation is no part of its text.
-        piece = self._vocabulary.piece(token, special=token not in self._vocabulary.eog_ids)
-        chosen = TokenProb(id=token, piece=piece, value=value)
-        return TokenProbs(chosen=chosen, top=tuple(prob(i, v) for i, v in top))
+        is_text = token not in self._vocabulary.eog_ids
+        return TokenProbs(
+            id=token,
+            piece=self._vocabulary.piece(token, special=True) if is_text else b"",
+            value=value,
+            top_ids=top_ids.astype("<i4").tobytes(),
+            top_values=top_values.astype("<f4").tobytes(),
+        )
 
     def close(self) -> None:
         self._sampler.close()

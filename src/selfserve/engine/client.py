@@ -103,7 +103,7 @@ def _size(event: Event) -> int:
     """About the bytes that an event takes."""
     if not isinstance(event, Delta):
         return EVENT_BYTES
-    num_probs = sum(1 + len(probs.top) for probs in event.probs)
+    num_probs = sum(1 + probs.num_top for probs in event.probs)
     return EVENT_BYTES * (1 + num_probs) + len(event.content) + len(event.reasoning)
 
 

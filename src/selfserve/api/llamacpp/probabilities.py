@@ -1,17 +1,25 @@
-"""Probabilities of tokens as JSON: llama.cpp's form, and the older one of OpenAI's completions."""
+"""Probabilities of tokens as JSON: llama.cpp's form, and the older one of OpenAI's completions.
+
+Up to a thousand candidates stand at each token, so the JSON is written as text at once, from parts
+that are made once for each token of the vocabulary.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from selfserve.engine.interface import Vocabulary
-from selfserve.request import TokenProb, TokenProbs
+from selfserve.request import TokenProbs
 from selfserve.text.detokenizer import Detokenizer
 
 LOWEST = -3.4028234663852886e38
 """The lowest number of 32-bit floats: written for −∞, which JSON does not know."""
+KNOWN_TOKENS = 32_768
+"""Tokens of which the written form is kept: about 5 MB."""
 
 
 def finite(value: float) -> float:
@@ -25,51 +33,85 @@ class ProbabilityRenderer:
     def __init__(self, vocabulary: Vocabulary, *, after_sampling: bool) -> None:
         self._vocabulary = vocabulary
         self._after_sampling = after_sampling
+        self._name = "prob" if after_sampling else "logprob"
+        self._written = _written_by(vocabulary)
         self._detokenizer = Detokenizer()
         self._num_characters = 0
 
-    def native(self, probs: Iterable[TokenProbs]) -> list[dict[str, Any]]:
-        """Entries of `completion_probabilities`."""
-        top = "top_probs" if self._after_sampling else "top_logprobs"
-        return [
-            {**self._entry(token.chosen), top: [self._entry(prob) for prob in token.top]}
-            for token in probs
-        ]
+    def native(self, probs: Iterable[TokenProbs]) -> list[str]:
+        """Entries of `completion_probabilities`, each as JSON."""
+        return [self._entry(token) for token in probs]
 
-    def _entry(self, prob: TokenProb) -> dict[str, Any]:
-        name = "prob" if self._after_sampling else "logprob"
-        text = prob.piece.decode("utf-8", "replace")
-        value = finite(prob.value)
-        return {"id": prob.id, "token": text, "bytes": list(prob.piece), name: value}
+    def _entry(self, token: TokenProbs) -> str:
+        name, written = self._name, self._written
+        top = ",".join(
+            [f'{{{written(i)[0]},"{name}":{finite(value)!r}}}' for i, value in token.top]
+        )
+        own = _native(token.id, token.piece)
+        return f'{{{own},"{name}":{finite(token.value)!r},"top_{name}s":[{top}]}}'
 
-    def legacy(self, probs: Iterable[TokenProbs]) -> dict[str, Any]:
-        """`choices[].logprobs`. An offset is that of the token's first whole character in the
-        text of the answer."""
-        found: dict[str, Any] = {
-            "tokens": [],
-            "token_logprobs": [],
-            "top_logprobs": [],
-            "text_offset": [],
-        }
+    def legacy(self, probs: Iterable[TokenProbs]) -> LegacyProbs:
+        """What `choices[].logprobs` gains. An offset is that of the token's first whole character
+        in the text of the answer."""
+        found = LegacyProbs()
         for token in probs:
-            chosen = _legacy_text(token.chosen.piece)
-            value = self._logprob(token.chosen)
+            chosen = encode_basestring_ascii(_legacy_text(token.piece))
+            value = self._logprob(token.value)
             top: dict[str, float] = {}
-            for prob in token.top:
-                top.setdefault(_legacy_text(prob.piece), self._logprob(prob))
+            for i, other in token.top:
+                top.setdefault(self._written(i)[1], self._logprob(other))
             top.setdefault(chosen, value)
-            found["tokens"].append(chosen)
-            found["token_logprobs"].append(value)
-            found["top_logprobs"].append(top)
-            found["text_offset"].append(self._num_characters)
-            piece = self._vocabulary.piece(token.chosen.id)
+            found.tokens.append(chosen)
+            found.values.append(repr(value))
+            found.tops.append("{" + ",".join([f"{t}:{v!r}" for t, v in top.items()]) + "}")
+            found.offsets.append(str(self._num_characters))
+            piece = self._vocabulary.piece(token.id)
             self._num_characters += len(self._detokenizer.push(piece))
         return found
 
-    def _logprob(self, prob: TokenProb) -> float:
+    def _logprob(self, value: float) -> float:
         if self._after_sampling:
-            return math.log(prob.value) if prob.value > 0 else LOWEST
-        return finite(prob.value)
+            return math.log(value) if value > 0 else LOWEST
+        return finite(value)
+
+
+class LegacyProbs:
+    """`choices[].logprobs` as lists of JSON texts."""
+
+    def __init__(self) -> None:
+        self.tokens: list[str] = []
+        self.values: list[str] = []
+        self.tops: list[str] = []
+        self.offsets: list[str] = []
+
+    def extend(self, more: LegacyProbs) -> None:
+        self.tokens += more.tokens
+        self.values += more.values
+        self.tops += more.tops
+        self.offsets += more.offsets
+
+    def json(self) -> str:
+        return (
+            f'{{"tokens":[{",".join(self.tokens)}],"token_logprobs":[{",".join(self.values)}],'
+            f'"top_logprobs":[{",".join(self.tops)}],"text_offset":[{",".join(self.offsets)}]}}'
+        )
+
+
+@lru_cache(maxsize=2)
+def _written_by(vocabulary: Any) -> Callable[[int], tuple[str, str]]:
+    """A token's id → the beginning of its native entry, and its legacy text, as JSON."""
+
+    @lru_cache(maxsize=KNOWN_TOKENS)
+    def written(token: int) -> tuple[str, str]:
+        piece = vocabulary.piece(token, special=True)
+        return _native(token, piece), encode_basestring_ascii(_legacy_text(piece))
+
+    return written
+
+
+def _native(token: int, piece: bytes) -> str:
+    text = encode_basestring_ascii(piece.decode("utf-8", "replace"))
+    return f'"id":{token},"token":{text},"bytes":[{",".join(map(str, piece))}]'
 
 
 def _legacy_text(piece: bytes) -> str:

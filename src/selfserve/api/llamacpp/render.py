@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
-from selfserve.api.llamacpp.probabilities import ProbabilityRenderer
+from selfserve.api.llamacpp.probabilities import LegacyProbs, ProbabilityRenderer
 from selfserve.api.timings import finish_reason, progress_object, timings_object, usage_object
-from selfserve.request import Delta, Finished, Progress, Request, TokenProbs
+from selfserve.request import Delta, Finished, Progress, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +39,15 @@ class CompletionAnswer:
         self._probabilities = probabilities
         self._content: list[str] = []
         self._tokens: list[int] = []
-        self._probs: list[TokenProbs] = []
+        self._native: list[str] = []
+        self._legacy = LegacyProbs()
 
     def push(self, delta: Delta) -> None:
         self._content.append(delta.content)
         self._tokens += delta.tokens
-        self._probs += delta.probs
+        if delta.probs:
+            self._native += self._probabilities.native(delta.probs)
+            self._legacy.extend(self._probabilities.legacy(delta.probs))
 
     def finish(self, finished: Finished) -> dict[str, Any]:
         """The whole answer."""
@@ -50,8 +55,8 @@ class CompletionAnswer:
         tokens = self._tokens if prompt.returns_tokens else []
         answer = last_object(self._head, prompt, finished, "".join(self._content), tokens)
         if prompt.request.n_probs > 0:
-            answer["choices"][0]["logprobs"] = self._probabilities.legacy(self._probs)
-            answer["completion_probabilities"] = self._probabilities.native(self._probs)
+            answer["choices"][0]["logprobs"] = RawJson(self._legacy.json())
+            answer["completion_probabilities"] = RawJson(f"[{','.join(self._native)}]")
         return answer
 
 
@@ -84,9 +89,9 @@ class CompletionEvents:
             return b""
         logprobs, more = "null", ""
         if self._has_probs:
-            logprobs = dumps(self._probabilities.legacy(delta.probs))
-            native = dumps(self._probabilities.native(delta.probs))
-            more = f',"completion_probabilities":{native}'
+            logprobs = self._probabilities.legacy(delta.probs).json()
+            native = ",".join(self._probabilities.native(delta.probs))
+            more = f',"completion_probabilities":[{native}]'
         if delta.timings is not None:
             more += f',"timings":{dumps(timings_object(delta.timings))}'
         return self._event(delta.content, tokens, logprobs, more)
@@ -181,6 +186,28 @@ def select_fields(answer: dict[str, Any], names: Sequence[str] | None) -> dict[s
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class RawJson:
+    """A value that is JSON already."""
+
+    text: str
+
+
+PLACE = secrets.token_hex(16)
+"""Stands for a RawJson until all around it is written; nobody outside can know it."""
+
+
 def dumps(value: object) -> str:
     """Compact ASCII JSON. Raises ValueError for infinities."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    raws: list[str] = []
+
+    def put_down(raw: object) -> str:
+        assert isinstance(raw, RawJson)
+        raws.append(raw.text)
+        return PLACE
+
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False, default=put_down)
+    if not raws:
+        return text
+    parts = text.split(f'"{PLACE}"')
+    return "".join(itertools.chain(*zip(parts, [*raws, ""], strict=True)))
