@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from functools import lru_cache
+from functools import cache, lru_cache
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
@@ -34,7 +34,8 @@ class ProbabilityRenderer:
         self._vocabulary = vocabulary
         self._after_sampling = after_sampling
         self._name = "prob" if after_sampling else "logprob"
-        self._written = _written_by(vocabulary)
+        known: Any = vocabulary  # hashable by identity, which its protocol does not say
+        self._written = _written_by(known)
         self._detokenizer = Detokenizer()
         self._num_characters = 0
 
@@ -97,7 +98,7 @@ class LegacyProbs:
         )
 
 
-@lru_cache(maxsize=2)
+@cache
 def _written_by(vocabulary: Any) -> Callable[[int], tuple[str, str]]:
     """A token's id → the beginning of its native entry, and its legacy text, as JSON."""
 
