@@ -6,13 +6,20 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from selfserve.text.fuel import Fuel
+
 LAST = 0x10FFFF
+MAX_BOUNDS = 20_000
+"""Boundaries of an Alphabet, and so the bits of each of its integers."""
 _SURROGATES = (0xD800, 0xDFFF)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CharSet:
-    """Disjoint ranges (both ends included), ascending, none of which touches the next."""
+    """Disjoint ranges (both ends included), ascending, none of which touches the next.
+
+    Sets are keys by identity: a hash over ranges would cost as much as the set is large.
+    """
 
     ranges: tuple[tuple[int, int], ...]
 
@@ -35,6 +42,9 @@ class CharSet:
     def any(cls) -> CharSet:
         return cls.of([(0, LAST)])
 
+    def holds(self, code: int) -> bool:
+        return any(low <= code <= high for low, high in self.ranges)
+
     def inverted(self) -> CharSet:
         gaps: list[tuple[int, int]] = []
         start = 0
@@ -52,21 +62,39 @@ class Alphabet:
     union is `|` and overlap is `&`, however many ranges the sets have.
     """
 
-    def __init__(self, sets: Iterable[CharSet]) -> None:
-        bounds = {bound for each in sets for low, high in each.ranges for bound in (low, high + 1)}
+    def __init__(self, sets: Iterable[CharSet], fuel: Fuel) -> None:
+        """Raises ValueError if there are more than MAX_BOUNDS boundaries."""
+        bounds: set[int] = set()
+        for each in sets:
+            fuel.spend(1 + len(each.ranges))
+            bounds.update(bound for low, high in each.ranges for bound in (low, high + 1))
+        if len(bounds) > MAX_BOUNDS:
+            raise ValueError(f"more than {MAX_BOUNDS // 2} characters are told apart")
         self._bounds = sorted(bounds)
+        self._fuel = fuel
         self._known: dict[CharSet, int] = {}
 
     def bits(self, chars: CharSet) -> int:
         """`chars`, one of the sets that the alphabet was made from, as an integer."""
         known = self._known.get(chars)
         if known is None:
+            self._fuel.spend(len(chars.ranges))
             known = 0
             for low, high in chars.ranges:
-                start = bisect_left(self._bounds, low)
-                known |= (1 << bisect_left(self._bounds, high + 1)) - (1 << start)
+                known |= (1 << self._place(high + 1)) - (1 << self._place(low))
             self._known[chars] = known
         return known
+
+    def text_bits(self, text: str) -> int:
+        """The characters of `text`, whose sets the alphabet was made from, as an integer."""
+        found = 0
+        for char in set(text):
+            self._fuel.spend()
+            found |= 1 << self._place(ord(char))
+        return found
+
+    def _place(self, bound: int) -> int:
+        return bisect_left(self._bounds, bound)
 
 
 def _without_surrogates(ranges: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:

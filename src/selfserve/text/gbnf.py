@@ -10,11 +10,14 @@ import re
 from dataclasses import dataclass
 
 from selfserve.text.characters import LAST, CharSet
+from selfserve.text.fuel import Fuel
 
 MAX_TEXT = 200_000
 MAX_NODES = 4_000
 MAX_NESTING = 50
 MAX_RULES = 2_000
+MAX_RANGES = 10_000
+"""Ranges of one character class: llguidance's time grows with their square."""
 MAX_LOWER_BOUND = 2_000
 MAX_UPPER_BOUND = 65_536
 """A larger upper bound of a repetition is as good as none: no answer gets there."""
@@ -29,14 +32,17 @@ class GrammarError(ValueError):
     """The grammar cannot be read or used; the text says why, with the line where it is known."""
 
 
-@dataclass(frozen=True, slots=True)
+# Nodes are keys by identity: a hash over all that a node holds would be computed anew each time.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Chars:
     """One character of a set."""
 
     of: CharSet
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Literal:
     """A text, not empty."""
 
@@ -48,17 +54,17 @@ class Ref:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Sequence:
     parts: tuple[Node, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Choice:
     options: tuple[Node, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Repeat:
     part: Node
     low: int
@@ -70,10 +76,12 @@ Node = Chars | Literal | Ref | Sequence | Choice | Repeat
 EMPTY = Sequence(())
 
 
-def parse_gbnf(text: str) -> dict[str, Node]:
-    """The rules of a grammar by name, in the order of the text. Raises GrammarError."""
+def parse_gbnf(text: str, fuel: Fuel) -> dict[str, Node]:
+    """The rules of a grammar by name, in the order of the text. Raises GrammarError; OutOfFuel if
+    that is too much work."""
     if len(text) > MAX_TEXT:
         raise GrammarError(f"longer than {MAX_TEXT} characters")
+    fuel.spend(2 * len(text))
     return _Parser(text).rules()
 
 
@@ -162,8 +170,10 @@ class _Parser:
             self._nodes += 1
             if self._nodes > MAX_NODES:
                 raise GrammarError(f"more than {MAX_NODES} elements")
-            if part != EMPTY:
+            if part is not EMPTY:
                 parts.append(part)
+        if not parts:
+            return EMPTY
         return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
 
     def _element(self, depth: int) -> Node | None:
@@ -235,6 +245,8 @@ class _Parser:
             ranges.append((first, last))
         found = CharSet.of(ranges)
         found = found.inverted() if negated else found
+        if len(found.ranges) > MAX_RANGES:
+            raise self._error(f"a character class of more than {MAX_RANGES} ranges")
         if not found.ranges:
             raise self._error("a character class matches nothing")
         return Chars(found)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from selfserve.text.characters import Alphabet, CharSet
+from selfserve.text.fuel import Fuel
 from selfserve.text.gbnf import (
     Chars,
     Choice,
@@ -51,7 +52,7 @@ def _char_sets(node: Node) -> Iterator[CharSet]:
     if isinstance(node, Chars):
         yield node.of
     elif isinstance(node, Literal):
-        yield from (CharSet.one(char) for char in node.text)
+        yield from (CharSet.one(char) for char in set(node.text))
     elif isinstance(node, Repeat):
         yield from _char_sets(node.part)
     elif isinstance(node, Sequence | Choice):
@@ -60,12 +61,14 @@ def _char_sets(node: Node) -> Iterator[CharSet]:
 
 
 class GrammarFacts:
-    """Facts of a whole grammar. Raises GrammarError for a grammar that cannot be used."""
+    """Facts of a whole grammar. Raises GrammarError for a grammar that cannot be used, OutOfFuel
+    if finding that out is too much work."""
 
-    def __init__(self, rules: dict[str, Node]) -> None:
+    def __init__(self, rules: dict[str, Node], fuel: Fuel) -> None:
         if ROOT not in rules:
             raise GrammarError("there is no rule named 'root'")
         self.rules = rules
+        self.fuel = fuel
         self._referred = {name: list(references(node)) for name, node in rules.items()}
         for name, referred in self._referred.items():
             for target in referred:
@@ -76,7 +79,10 @@ class GrammarFacts:
         self._nullable: set[str] = set()
         self._first: dict[str, int] = {}
         sets = (chars for name in self.order for chars in _char_sets(rules[name]))
-        self.alphabet = Alphabet(sets)
+        try:
+            self.alphabet = Alphabet(sets, fuel)
+        except ValueError as error:
+            raise GrammarError(str(error)) from error
         self._find_nullable_and_first()
         self._refuse_left_recursion()
         self._refuse_endless()
@@ -128,6 +134,7 @@ class GrammarFacts:
 
     def nullable(self, node: Node) -> bool:
         """True if `node` can be the empty text."""
+        self.fuel.spend()
         if isinstance(node, Ref):
             return node.name in self._nullable
         if isinstance(node, Sequence):
@@ -138,10 +145,11 @@ class GrammarFacts:
 
     def first(self, node: Node) -> int:
         """The characters that `node` can begin with."""
+        self.fuel.spend()
         if isinstance(node, Chars):
             return self.alphabet.bits(node.of)
         if isinstance(node, Literal):
-            return self.alphabet.bits(CharSet.one(node.text[0]))
+            return self.alphabet.text_bits(node.text[0])
         if isinstance(node, Ref):
             return self._first.get(node.name, 0)
         if isinstance(node, Repeat):
@@ -155,6 +163,7 @@ class GrammarFacts:
 
     def _leftmost(self, node: Node) -> Iterator[str]:
         """Rules that `node` can begin with."""
+        self.fuel.spend()
         if isinstance(node, Ref):
             yield node.name
         elif isinstance(node, Repeat):
@@ -197,7 +206,7 @@ class GrammarFacts:
         while changed:
             changed = False
             for name in self.order:
-                length = _shortest(self.rules[name], shortest)
+                length = self._shortest(self.rules[name], shortest)
                 if length < shortest[name]:
                     shortest[name] = length
                     changed = True
@@ -210,8 +219,8 @@ class GrammarFacts:
     def _refuse_repetition_products(self) -> None:
         products: dict[str, int] = {}
         for name in self.order:
-            products[name] = _repeated(self.rules[name], products)
-            if products[name] > MAX_REPEATED and products[name] != _alone(self.rules[name]):
+            products[name] = self._repeated(self.rules[name], products)
+            if products[name] > MAX_REPEATED and products[name] != self._alone(self.rules[name]):
                 raise GrammarError(
                     f"rule {name[:40]!r}: repetitions within each other ask for more than "
                     f"{MAX_REPEATED} times"
@@ -232,6 +241,7 @@ class GrammarFacts:
         return follow
 
     def _references_with_follow(self, node: Node, after: int) -> Iterator[tuple[str, int]]:
+        self.fuel.spend()
         if isinstance(node, Ref):
             yield node.name, after
         elif isinstance(node, Repeat):
@@ -256,36 +266,35 @@ class GrammarFacts:
             after = first | after if self.nullable(part) else first
         return found[::-1]
 
+    def _shortest(self, node: Node, known: dict[str, int]) -> int:
+        """Characters of the shortest text of `node`, at most MAX_SHORTEST + 1."""
+        self.fuel.spend()
+        if isinstance(node, Chars):
+            return 1
+        if isinstance(node, Literal):
+            return len(node.text)
+        if isinstance(node, Ref):
+            return known[node.name]
+        if isinstance(node, Choice):
+            return min(self._shortest(option, known) for option in node.options)
+        if isinstance(node, Repeat):
+            length = node.low * self._shortest(node.part, known) if node.low else 0
+        else:
+            length = sum(self._shortest(part, known) for part in node.parts)
+        return min(length, MAX_SHORTEST + 1)
 
-def _shortest(node: Node, known: dict[str, int]) -> int:
-    """Characters of the shortest text of `node`, at most MAX_SHORTEST + 1."""
-    if isinstance(node, Chars):
+    def _repeated(self, node: Node, products: dict[str, int]) -> int:
+        self.fuel.spend()
+        if isinstance(node, Ref):
+            return products.get(node.name, 1)
+        if isinstance(node, Repeat):
+            times = max(node.low, 1) if node.high is None else node.high
+            return times * self._repeated(node.part, products)
+        if isinstance(node, Sequence | Choice):
+            return max((self._repeated(part, products) for part in parts_of(node)), default=1)
         return 1
-    if isinstance(node, Literal):
-        return len(node.text)
-    if isinstance(node, Ref):
-        return known[node.name]
-    if isinstance(node, Choice):
-        return min(_shortest(option, known) for option in node.options)
-    if isinstance(node, Repeat):
-        length = node.low * _shortest(node.part, known) if node.low else 0
-    else:
-        length = sum(_shortest(part, known) for part in node.parts)
-    return min(length, MAX_SHORTEST + 1)
 
-
-def _repeated(node: Node, products: dict[str, int]) -> int:
-    if isinstance(node, Ref):
-        return products.get(node.name, 1)
-    if isinstance(node, Repeat):
-        times = max(node.low, 1) if node.high is None else node.high
-        return times * _repeated(node.part, products)
-    if isinstance(node, Sequence | Choice):
-        return max((_repeated(part, products) for part in parts_of(node)), default=1)
-    return 1
-
-
-def _alone(node: Node) -> int:
-    """The bound of a repetition of something plain, which may be as large as a bound can be."""
-    plain = isinstance(node, Repeat) and isinstance(node.part, Chars | Literal)
-    return _repeated(node, {}) if plain else -1
+    def _alone(self, node: Node) -> int:
+        """The bound of a repetition of something plain, which may be as large as a bound can be."""
+        plain = isinstance(node, Repeat) and isinstance(node.part, Chars | Literal)
+        return self._repeated(node, {}) if plain else -1

@@ -7,11 +7,14 @@ recursion every answer obeys the grammar too, but where a rule is read as one le
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from llguidance import LLMatcher
 
 from selfserve.errors import InvalidRequest
 from selfserve.request import Constraint
 from selfserve.text.compiling import fault_of
+from selfserve.text.fuel import Fuel, OutOfFuel
 from selfserve.text.gbnf import (
     EMPTY,
     Chars,
@@ -32,16 +35,21 @@ MAX_OPTIONS = 1_500
 up above 2,000."""
 
 
-def gbnf_constraint(text: str, *, param: str = "grammar") -> Constraint:
+def gbnf_constraint(
+    text: str, *, param: str = "grammar", is_cancelled: Callable[[], bool] | None = None
+) -> Constraint:
     """The grammar written in `text`, whose start is the rule `root`.
 
-    Takes milliseconds, for the largest that are allowed a few hundred: call it from a worker.
+    Takes milliseconds, for the largest that are allowed a second or two: call it from a worker.
     Raises InvalidRequest with `param` and the line if the text is no grammar, lacks a rule, is
-    left-recursive, has no end, or is nested or repeated beyond the limits.
+    left-recursive, has no end, is too complex, or is nested or repeated beyond the limits;
+    CompilationCancelled soon after `is_cancelled` says so.
     """
+    fuel = Fuel(is_cancelled)
     try:
-        grammar = _Writer(GrammarFacts(parse_gbnf(text))).written()
-    except GrammarError as error:
+        grammar = _Writer(GrammarFacts(parse_gbnf(text, fuel), fuel)).written()
+        fuel.check_cancelled()
+    except (GrammarError, OutOfFuel) as error:
         raise InvalidRequest(f"{param}: {error}", param=param) from error
     written = str(LLMatcher.grammar_from_lark(grammar))
     fault = fault_of(written)
@@ -83,6 +91,7 @@ class _Writer:
 
     def _node(self, node: Node, follow: int) -> str:
         """`node` within a rule, where a character of `follow` comes after it."""
+        self._facts.fuel.spend()
         if self._is_lexeme(node, follow):
             return self._lexeme(node)
         if isinstance(node, Ref):
@@ -96,7 +105,7 @@ class _Writer:
                     f"a choice of more than {MAX_OPTIONS} options that is too large for one lexeme"
                 )
             return f"({' | '.join(self._node(option, follow) for option in node.options)})"
-        if isinstance(node, Sequence) and node != EMPTY:
+        if isinstance(node, Sequence) and node is not EMPTY:
             parts = self._facts.parts_with_follow(node, follow)
             return " ".join(self._node(part, after) for part, after in parts)
         return self._expression(node)
@@ -123,6 +132,7 @@ class _Writer:
 
     def _expression(self, node: Node) -> str:
         """`node` within a lexeme."""
+        self._facts.fuel.spend()
         if isinstance(node, Chars):
             return f"/[{''.join(_code_points(*ends) for ends in node.of.ranges)}]/"
         if isinstance(node, Literal):

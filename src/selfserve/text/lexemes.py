@@ -9,10 +9,9 @@ to come after it. Such a part is split until its pieces are safe; one character 
 from __future__ import annotations
 
 from collections import deque
-from functools import reduce
-from operator import or_
 
-from selfserve.text.characters import Alphabet, CharSet
+from selfserve.text.characters import Alphabet
+from selfserve.text.fuel import Fuel
 from selfserve.text.gbnf import Chars, Choice, Literal, Node, Ref, Repeat, Sequence
 from selfserve.text.gbnf_facts import GrammarFacts, parts_of
 
@@ -20,6 +19,8 @@ MAX_LEXEME = 10_000
 """Characters of a lexeme after references and repetitions are written out."""
 MAX_POSITIONS = 200
 """Places in an expression; above, every character of it counts as a possible continuation."""
+MAX_STEPS = 50_000
+"""Work for one expression; above, the same."""
 _MAX_DEPTH = 150
 
 
@@ -33,9 +34,11 @@ class LexemeFacts:
     def __init__(self, facts: GrammarFacts) -> None:
         rules = self._rules = facts.rules
         self._bits = facts.alphabet
+        self._fuel = facts.fuel
         self._sizes: dict[str, int] = {}
         self._alphabets: dict[str, int] = {}
-        self._continuations: dict[Node, int] = {}
+        self._written_out: dict[Node, int] = {}
+        self._continuations: dict[Node | str, int] = {}
         for name in facts.order:
             if name in facts.regular:
                 self._sizes[name] = self.size(rules[name])
@@ -44,11 +47,15 @@ class LexemeFacts:
     def size(self, node: Node) -> int:
         """Characters of `node` written out, at most MAX_LEXEME + 1, which also stands for
         recursion."""
-        return min(self._size(node), MAX_LEXEME + 1)
-
-    def _size(self, node: Node) -> int:
         if isinstance(node, Ref):
             return self._sizes.get(node.name, MAX_LEXEME + 1)
+        known = self._written_out.get(node)
+        if known is None:
+            self._fuel.spend()
+            known = self._written_out[node] = min(self._size(node), MAX_LEXEME + 1)
+        return known
+
+    def _size(self, node: Node) -> int:
         if isinstance(node, Repeat):
             rounds = node.low + 1 if node.high is None else node.high
             return self.size(node.part) * rounds
@@ -60,20 +67,22 @@ class LexemeFacts:
         """The characters that can make a whole text of `node` the beginning of a longer one."""
         if isinstance(node, Chars | Literal):
             return 0
-        known = self._continuations.get(node)
+        key = node.name if isinstance(node, Ref) else node
+        known = self._continuations.get(key)
         if known is None:
             try:
-                known = _Positions(self._rules, self._bits, node).continuation()
+                known = _Positions(self._rules, self._bits, self._fuel, node).continuation()
             except _TooLarge:
                 known = self._alphabet(node)
-            self._continuations[node] = known
+            self._continuations[key] = known
         return known
 
     def _alphabet(self, node: Node) -> int:
+        self._fuel.spend()
         if isinstance(node, Chars):
             return self._bits.bits(node.of)
         if isinstance(node, Literal):
-            return reduce(or_, (self._bits.bits(CharSet.one(char)) for char in node.text))
+            return self._bits.text_bits(node.text)
         if isinstance(node, Ref):
             return self._alphabets.get(node.name, 0)
         if isinstance(node, Repeat):
@@ -90,15 +99,18 @@ class _Positions:
     Counted repetitions are taken as endless ones, which can only add continuations.
     """
 
-    def __init__(self, rules: dict[str, Node], alphabet: Alphabet, node: Node) -> None:
+    def __init__(self, rules: dict[str, Node], alphabet: Alphabet, fuel: Fuel, node: Node) -> None:
         self._rules = rules
         self._alphabet = alphabet
+        self._fuel = fuel
+        self._steps = 0
         self._chars: list[int] = []
         self._next: list[set[int]] = []
         _, self._firsts, self._lasts = self._add(node, 0)
 
     def _add(self, node: Node, depth: int) -> tuple[bool, set[int], set[int]]:
         """Adds `node`'s positions: whether it can be empty, where it begins and where it ends."""
+        self._spend(1)
         if depth > _MAX_DEPTH or len(self._chars) > MAX_POSITIONS:
             raise _TooLarge
         if isinstance(node, Ref):
@@ -106,7 +118,9 @@ class _Positions:
         if isinstance(node, Chars):
             return self._add_chars([self._alphabet.bits(node.of)])
         if isinstance(node, Literal):
-            return self._add_chars([self._alphabet.bits(CharSet.one(char)) for char in node.text])
+            if len(node.text) > MAX_POSITIONS:
+                raise _TooLarge
+            return self._add_chars([self._alphabet.text_bits(char) for char in node.text])
         if isinstance(node, Repeat):
             empty, firsts, lasts = self._add(node.part, depth + 1)
             if node.high != 1:
@@ -138,7 +152,14 @@ class _Positions:
         self._next.append(set())
         return False, {start}, {len(self._chars) - 1}
 
+    def _spend(self, steps: int) -> None:
+        self._fuel.spend(steps)
+        self._steps += steps
+        if self._steps > MAX_STEPS:
+            raise _TooLarge
+
     def _join(self, lasts: set[int], firsts: set[int]) -> None:
+        self._spend(len(lasts) * (1 + len(firsts) // 20))
         for place in lasts:
             self._next[place] |= firsts
 
@@ -164,6 +185,7 @@ class _Positions:
 
     def _overlapping(self, ones: set[int], others: set[int]) -> set[tuple[int, int]]:
         """Pairs of places, the smaller first, that share a character."""
+        self._spend(1 + len(ones) * len(others) // 8)
         return {
             (min(one, other), max(one, other))
             for one in ones

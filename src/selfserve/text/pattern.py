@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import NamedTuple, TypeGuard
+
+from selfserve.text.characters import LAST, CharSet
 
 MAX_GROUPS_DEEP = 40
 MAX_PATTERN_LENGTH = 10_000
@@ -20,6 +23,16 @@ _BLANKS = (
     r"\t\n\x{0b}\x{0c}\r \x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
 )
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v"}
+WITHOUT_SHORT_ESCAPE = CharSet.of([(0, 7), (0x0B, 0x0B), (0x0E, 0x1F), (0x7F, 0x7F)])
+"""Characters that stand in JSON text only as `\\u00..`."""
+Ranges = tuple[tuple[int, int], ...]
+_CLASSES: dict[str, Ranges] = {
+    "d": ((0x30, 0x39),),
+    "w": ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)),
+    "s": ((0x09, 0x0D), (0x20, 0x20), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A),
+          (0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000)),
+}  # fmt: skip
+_CLASSES |= {name.upper(): CharSet.of(chars).inverted().ranges for name, chars in _CLASSES.items()}
 _QUANTIFIER = re.compile(r"\{(\d{1,10})(?:(,)(\d{1,10})?)?\}")
 _PROPERTY = re.compile(r"[pP]\{[A-Za-z_0-9=]{1,64}\}")
 _HEX = (re.compile(r"x([0-9a-fA-F]{2})"), re.compile(r"u([0-9a-fA-F]{4})"),
@@ -29,6 +42,13 @@ _GROUP_NAME = re.compile(r"\(\?<[A-Za-z_$][A-Za-z_$0-9]*>")
 
 class PatternError(ValueError):
     """The pattern is no regular expression, is too large, or uses what cannot be enforced."""
+
+
+class Rewritten(NamedTuple):
+    text: str
+    """The pattern in Rust's dialect."""
+    needs_controls: bool
+    """True if somewhere in it nothing but a character of WITHOUT_SHORT_ESCAPE can stand."""
 
 
 @dataclass(slots=True)
@@ -46,6 +66,7 @@ class _Reader:
     at: int = 0
     out: list[str] = field(default_factory=list)
     levels: list[_Level] = field(default_factory=lambda: [_Level()])
+    needs_controls: bool = False
 
     def emit(self, written: str, size: int) -> None:
         level = self.levels[-1]
@@ -55,9 +76,17 @@ class _Reader:
         if level.size > MAX_EXPANDED_SIZE:
             raise PatternError(f"repetitions expand to more than {MAX_EXPANDED_SIZE} characters")
 
+    def note(self, chars: Ranges) -> None:
+        """A place in which one of `chars` has to stand."""
+        if not chars or 0x1F < min(chars)[0] != 0x7F:
+            return
+        together = CharSet.of((*WITHOUT_SHORT_ESCAPE.ranges, *chars))
+        if together.ranges == WITHOUT_SHORT_ESCAPE.ranges:
+            self.needs_controls = True
 
-def rewrite(pattern: str) -> str:
-    """`pattern` in Rust's dialect, with the same meaning. Raises PatternError."""
+
+def rewrite(pattern: str) -> Rewritten:
+    """`pattern` with the same meaning in Rust's dialect. Raises PatternError."""
     if len(pattern) > MAX_PATTERN_LENGTH:
         raise PatternError(f"longer than {MAX_PATTERN_LENGTH} characters")
     if any("\ud800" <= char <= "\udfff" for char in pattern):
@@ -67,7 +96,7 @@ def rewrite(pattern: str) -> str:
         _read_one(reader)
     if len(reader.levels) > 1:
         raise PatternError("a group is not closed")
-    return "".join(reader.out)
+    return Rewritten("".join(reader.out), reader.needs_controls)
 
 
 def _read_one(reader: _Reader) -> None:
@@ -80,7 +109,10 @@ def _read_one(reader: _Reader) -> None:
         _repeat(reader)
     elif char == "\\":
         reader.at += 1
-        reader.emit(_escape(reader, in_class=False)[0], 1)
+        written, chars = _escape(reader, in_class=False)
+        reader.emit(written, 1)
+        if chars is not None:
+            reader.note(chars)
     elif char == "[":
         reader.emit(_read_class(reader), 1)
     else:
@@ -90,6 +122,8 @@ def _read_one(reader: _Reader) -> None:
             reader.levels[-1].atom = 0
         else:
             reader.emit(r"[^\n\r\x{2028}\x{2029}]" if char == "." else _literal(char), 1)
+            if char < " " or char == "\x7f":
+                reader.note(((ord(char), ord(char)),))
 
 
 def _open_group(reader: _Reader) -> None:
@@ -141,11 +175,14 @@ def _repeat(reader: _Reader) -> None:
 
 
 def _literal(char: str) -> str:
+    if char < " " or char == "\x7f":
+        return _by_number(ord(char))[0]
     return "\\" + char if char in r"\.+*?()|[]{}^$#&-~" else char
 
 
-def _escape(reader: _Reader, *, in_class: bool) -> tuple[str, bool]:
-    """Reads what follows a backslash: what to write, and whether it is a single character."""
+def _escape(reader: _Reader, *, in_class: bool) -> tuple[str, Ranges | None]:
+    """Reads what follows a backslash: what to write, and which characters that means, None where
+    only the other side knows."""
     text, at = reader.text, reader.at
     if at >= len(text):
         raise PatternError("ends with a backslash")
@@ -153,34 +190,38 @@ def _escape(reader: _Reader, *, in_class: bool) -> tuple[str, bool]:
     for form in _HEX:
         if found := form.match(text, at):
             reader.at = found.end()
-            return _code_point(int(found[1], 16), reader), True
+            return _code_point(int(found[1], 16), reader)
     reader.at += 1
-    if char in "dDwWS":
-        return ("\\" + char if in_class or char != "S" else f"[^{_BLANKS}]"), False
     if char == "s":
-        return (_BLANKS if in_class else f"[{_BLANKS}]"), False
+        return (_BLANKS if in_class else f"[{_BLANKS}]"), _CLASSES[char]
+    if char in _CLASSES:
+        return ("\\" + char if in_class or char != "S" else f"[^{_BLANKS}]"), _CLASSES[char]
     if char in _CONTROLS:
-        return f"\\x{{{ord(_CONTROLS[char]):x}}}", True
+        return _by_number(ord(_CONTROLS[char]))
     if char == "b" and in_class:
-        return r"\x{8}", True
+        return _by_number(8)
     if found := _PROPERTY.match(text, at):
         reader.at = found.end()
-        return "\\" + found[0], False
+        return "\\" + found[0], None
     if char == "0" and not text[at + 1 : at + 2].isdigit():
-        return r"\x{0}", True
+        return _by_number(0)
     if char == "c" and text[at + 1 : at + 2].isalpha() and text[at + 1].isascii():
         reader.at += 1
-        return f"\\x{{{ord(text[at + 1]) % 32:x}}}", True
+        return _by_number(ord(text[at + 1]) % 32)
     if char in "bB":
         raise PatternError("a word boundary cannot be enforced")
     if char.isdigit() or char == "k":
         raise PatternError("a back-reference cannot be enforced")
     if char.isalpha():
         raise PatternError(f"unknown escape \\{char}")
-    return _literal(char), True
+    return _literal(char), ((ord(char), ord(char)),)
 
 
-def _code_point(code: int, reader: _Reader) -> str:
+def _by_number(code: int) -> tuple[str, Ranges]:
+    return f"\\x{{{code:x}}}", ((code, code),)
+
+
+def _code_point(code: int, reader: _Reader) -> tuple[str, Ranges]:
     if 0xD800 <= code < 0xDC00:
         low = re.compile(r"\\u([dD][c-fC-F][0-9a-fA-F]{2})").match(reader.text, reader.at)
         if low:
@@ -188,7 +229,7 @@ def _code_point(code: int, reader: _Reader) -> str:
             code = 0x10000 + ((code - 0xD800) << 10) + (int(low[1], 16) - 0xDC00)
     if 0xD800 <= code < 0xE000 or code > 0x10FFFF:
         raise PatternError(f"U+{code:04X} is no character")
-    return f"\\x{{{code:x}}}"
+    return _by_number(code)
 
 
 def _read_class(reader: _Reader) -> str:
@@ -198,27 +239,56 @@ def _read_class(reader: _Reader) -> str:
     negated = text.startswith("^", reader.at)
     reader.at += negated
     parts: list[str] = []
+    known: list[tuple[int, int]] = []
+    properties = ""
     while not text.startswith("]", reader.at):
-        first, single = _class_atom(reader)
+        first, chars = _class_atom(reader)
         is_range = text.startswith("-", reader.at) and not text.startswith("-]", reader.at)
-        if single and is_range:
+        if _is_single(chars) and is_range:
             reader.at += 1
-            last, single = _class_atom(reader)
-            if not single:
+            last, end = _class_atom(reader)
+            if not _is_single(end):
                 raise PatternError("a range in a character class ends with a class")
             first += "-" + last
+            known.append((chars[0][0], end[0][0]))
+        elif chars is not None:
+            known.extend(chars)
+        else:
+            properties += first[1]
         parts.append(first)
     reader.at += 1
     if not parts:
         if negated:
             return "(?s:.)"
         raise PatternError("an empty character class matches nothing")
+    _note_class(reader, tuple(known), properties, negated=negated)
     return f"[{'^' if negated else ''}{''.join(parts)}]"
 
 
-def _class_atom(reader: _Reader) -> tuple[str, bool]:
+def _note_class(reader: _Reader, known: Ranges, properties: str, *, negated: bool) -> None:
+    """`known` is what the class names itself, `properties` the letters of its `\\p{…}`."""
+    if not negated:
+        if not properties:
+            reader.note(known)
+    elif properties or any(high == LAST for _, high in known):
+        left = CharSet.of(known).inverted()
+        reader.note(left.ranges)
+        # What a property takes away is not known here. None takes single control characters away
+        # but for the blanks, so that where many are left to it, more than these or nothing remains.
+        controls = sum(1 for code in (*range(0x20), 0x7F) if left.holds(code))
+        if "P" in properties or (properties and controls < 10):
+            reader.needs_controls = True
+
+
+def _is_single(chars: Ranges | None) -> TypeGuard[Ranges]:
+    return chars is not None and len(chars) == 1 and chars[0][0] == chars[0][1]
+
+
+def _class_atom(reader: _Reader) -> tuple[str, Ranges | None]:
     if reader.at >= len(reader.text):
         raise PatternError("a character class is not closed")
     char = reader.text[reader.at]
     reader.at += 1
-    return _escape(reader, in_class=True) if char == "\\" else (_literal(char), True)
+    if char == "\\":
+        return _escape(reader, in_class=True)
+    return _literal(char), ((ord(char), ord(char)),)

@@ -7,73 +7,116 @@ and objects that are told apart by a required property (a tagged union).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+from selfserve.text.fuel import Fuel
+
 MAX_BRANCHES = 100
 _MAX_HOPS = 8
+_MAX_DEPTH = 100
+"""Properties within each other that a proof follows."""
+
+Node = dict[str, Any] | bool
 
 
-def are_disjoint(branches: list[dict[str, Any] | bool], definitions: dict[str, Any]) -> bool:
-    """True if it is proven that no value satisfies two of `branches`."""
-    if len(branches) > MAX_BRANCHES:
-        return False
-    resolved = [_resolved(branch, definitions) for branch in branches]
-    return all(_exclude(a, b, definitions) for a, b in combinations(resolved, 2))
+@dataclass(frozen=True, slots=True, eq=False)
+class _Facts:
+    """What a proof asks of a sub-schema, references followed."""
+
+    types: frozenset[str] | None
+    constants: frozenset[tuple[str, str]] | None
+    tags: dict[str, Node]
+    """Properties that every value has; empty if it may be something other than an object."""
 
 
-def _resolved(schema: dict[str, Any] | bool, definitions: dict[str, Any]) -> dict[str, Any]:
-    """The schema behind a plain reference; {} (anything) where that is not known."""
-    for _ in range(_MAX_HOPS):
-        if isinstance(schema, bool):
-            return {}
-        name = str(schema.get("$ref", "")).removeprefix("#/$defs/")
-        if not name or name not in definitions:
-            return schema
-        siblings = {key: value for key, value in schema.items() if key != "$ref"}
-        target = definitions[name]
-        if isinstance(target, bool):
-            return siblings
-        schema = {**target, **siblings} if not set(target) & set(siblings) else target
-    return {}
+class Overlaps:
+    """Proofs about the sub-schemas of one schema, which must not change meanwhile.
 
+    Two sub-schemas are compared once, however many ways lead to them.
+    """
 
-def _exclude(a: dict[str, Any], b: dict[str, Any], definitions: dict[str, Any]) -> bool:
-    types_a, types_b = _types(a), _types(b)
-    if types_a is not None and types_b is not None and not types_a & types_b:
-        return True
-    constants_a, constants_b = _constants(a), _constants(b)
-    if constants_a is not None and constants_b is not None and not constants_a & constants_b:
-        return True
-    if types_a != {"object"} or types_b != {"object"}:
-        return False
-    tags = set(a.get("required", ())) & set(b.get("required", ()))
-    tags &= set(a.get("properties", ())) & set(b.get("properties", ()))
-    return any(
-        _exclude(
-            _resolved(a["properties"][tag], definitions),
-            _resolved(b["properties"][tag], definitions),
-            definitions,
+    def __init__(self, definitions: dict[str, Node], fuel: Fuel) -> None:
+        self._definitions = definitions
+        self._fuel = fuel
+        self._facts: dict[int, _Facts] = {}
+        self._excluding: dict[tuple[int, int], bool] = {}
+
+    def are_disjoint(self, branches: list[Node]) -> bool:
+        """True if it is proven that no value satisfies two of `branches`."""
+        if len(branches) > MAX_BRANCHES:
+            return False
+        return all(self._exclude(a, b, 0) for a, b in combinations(branches, 2))
+
+    def _exclude(self, a: Node, b: Node, depth: int) -> bool:
+        self._fuel.spend()
+        pair = (id(a), id(b))  # both are parts of the schema, which outlives this
+        known = self._excluding.get(pair)
+        if known is None:
+            self._excluding[pair] = False  # while it is asked for: a circle proves nothing
+            known = depth <= _MAX_DEPTH and self._prove(self._of(a), self._of(b), depth)
+            self._excluding[pair] = known
+        return known
+
+    def _prove(self, a: _Facts, b: _Facts, depth: int) -> bool:
+        if a.types is not None and b.types is not None and a.types.isdisjoint(b.types):
+            return True
+        if a.constants is not None and b.constants is not None:
+            self._fuel.spend(min(len(a.constants), len(b.constants)) // 10)
+            if a.constants.isdisjoint(b.constants):
+                return True
+        return any(
+            self._exclude(value, b.tags[tag], depth + 1)
+            for tag, value in a.tags.items()
+            if tag in b.tags
         )
-        for tag in tags
-    )
+
+    def _of(self, node: Node) -> _Facts:
+        facts = self._facts.get(id(node))
+        if facts is None:
+            schema = self._resolved(node)
+            constants = self._constants(schema)
+            types = _types(schema, constants)
+            required = schema.get("required", ()) if types == frozenset(("object",)) else ()
+            properties = schema.get("properties", {})
+            self._fuel.spend(len(required))
+            tags = {name: properties[name] for name in required if name in properties}
+            facts = self._facts[id(node)] = _Facts(types, constants, tags)
+        return facts
+
+    def _resolved(self, schema: Node) -> dict[str, Any]:
+        """The schema behind a plain reference; {} (anything) where that is not known."""
+        for _ in range(_MAX_HOPS):
+            if isinstance(schema, bool):
+                return {}
+            name = str(schema.get("$ref", "")).removeprefix("#/$defs/")
+            if not name or name not in self._definitions:
+                return schema
+            siblings = {key: value for key, value in schema.items() if key != "$ref"}
+            target = self._definitions[name]
+            if isinstance(target, bool):
+                return siblings
+            schema = {**target, **siblings} if not set(target) & set(siblings) else target
+        return {}
+
+    def _constants(self, schema: dict[str, Any]) -> frozenset[tuple[str, str]] | None:
+        """The constants that a schema is limited to, each with its type; None if it is not."""
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if values is None:
+            return None
+        self._fuel.spend(len(values))
+        return frozenset((_type_of(value), _canonical(value)) for value in values)
 
 
-def _types(schema: dict[str, Any]) -> set[str] | None:
+def _types(
+    schema: dict[str, Any], constants: frozenset[tuple[str, str]] | None
+) -> frozenset[str] | None:
     types = schema.get("type")
     if types is None:
-        constants = _constants(schema)
-        return None if constants is None else {kind for kind, _ in constants}
+        return None if constants is None else frozenset(kind for kind, _ in constants)
     names = {types} if isinstance(types, str) else set(types)
-    return {"number" if name == "integer" else name for name in names}
-
-
-def _constants(schema: dict[str, Any]) -> set[tuple[str, str]] | None:
-    """The constants that a schema is limited to, each with its type; None if it is not."""
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if values is None:
-        return None
-    return {(_type_of(value), _canonical(value)) for value in values}
+    return frozenset("number" if name == "integer" else name for name in names)
 
 
 def _type_of(value: object) -> str:

@@ -15,20 +15,24 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, Final
 from urllib.parse import unquote
 
 from selfserve.errors import InvalidRequest, shown
+from selfserve.text.fuel import Fuel
 from selfserve.text.pattern import PatternError, rewrite
-from selfserve.text.schema_overlap import are_disjoint
+from selfserve.text.schema_controls import has_controls, narrow_names
+from selfserve.text.schema_overlap import Overlaps
 from selfserve.text.schema_size import (
     MAX_LOWER_BOUND,
     MAX_NESTING,
     Schema,
     check_size,
     escaped,
+    locations,
     shortened,
 )
 
@@ -40,12 +44,17 @@ MAX_UPPER_BOUND = 65_536
 MAX_MULTIPLE = 10_000
 """Least common multiple of all multipleOf: a number's digits are followed modulo it."""
 MAX_ENUM_CHARACTERS = 500_000
+MAX_CONSTANT = 50_000
+"""Characters of one constant: the grammar takes a time that grows with their square."""
 MAX_EXACT_INTEGER = 2**53
 MAX_BOUND = 2**63 - 1024
 
 TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 FORMATS = ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time",
            "uri", "uuid")  # fmt: skip
+REFUSED_FORMATS = ("idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex",
+                   "relative-json-pointer", "uri-reference", "uri-template")  # fmt: skip
+"""The other formats of JSON Schema. Any other name is nobody's and asserts nothing."""
 ANNOTATIONS = frozenset(
     (
         "$anchor",
@@ -96,6 +105,10 @@ REFUSED_UNLESS: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
 }
 """Keywords that cannot be enforced, with the values for which they assert nothing."""
+_STEPS = {"unknown keyword": 100, "required name": 50}
+"""What these cost, in steps of Fuel: comparing with all keywords; a place of its own in the grammar
+of an object, beside all the others."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf", "if")
 _UNKNOWN: Final = "it is not a keyword of JSON Schema"
 
@@ -103,9 +116,12 @@ _UNKNOWN: Final = "it is not a keyword of JSON Schema"
 class SchemaReader:
     """Reads one schema document. Use `read_root` once."""
 
-    def __init__(self, root: object, param: str) -> None:
+    def __init__(self, root: object, param: str, fuel: Fuel) -> None:
         self._root = root
         self._param = param
+        self._fuel = fuel
+        self.needs_controls = False
+        """After reading: some text can only be written with `\\u00..` escapes."""
         self._definitions: dict[str, Schema] = {}
         self._names: dict[str, str] = {"#": "#"}
         """Pointer of a referenced schema → the `$ref` that stands for it in the result."""
@@ -122,8 +138,26 @@ class SchemaReader:
         schema = self._read(self._root, "#", 0)
         if isinstance(schema, dict) and self._definitions:
             schema["$defs"] = self._definitions
-        check_size(schema, self._definitions, self._param)
+        places = {"#": schema, **{f"#/$defs/{k}": v for k, v in self._definitions.items()}}
+        parts = [found for at, part in places.items() for found in locations(part, at)]
+        overlaps = Overlaps(self._definitions, self._fuel)
+        for _, part in parts:
+            if "oneOf" in part and overlaps.are_disjoint(part["oneOf"]):
+                _use_any_of(part)
+        check_size(schema, self._definitions, self._param, self._fuel)
+        if self.needs_controls:
+            for at, part in parts:
+                self._narrow_names(part, at)
         return schema
+
+    def _narrow_names(self, schema: dict[str, Any], at: str) -> None:
+        if not narrow_names(schema):
+            raise self.refuse(
+                "patternProperties",
+                at,
+                "beside control characters in a constant or a pattern it needs "
+                "additionalProperties false, and names without control characters",
+            )
 
     def refuse(self, keyword: str, at: str, reason: str) -> InvalidRequest:
         return InvalidRequest(
@@ -137,11 +171,7 @@ class SchemaReader:
                 f"{self._param}: nested more than {MAX_NESTING} levels deep, references followed",
                 param=self._param,
             )
-        self._count += 1
-        if self._count > MAX_SCHEMAS:
-            raise InvalidRequest(
-                f"{self._param}: more than {MAX_SCHEMAS} sub-schemas", param=self._param
-            )
+        self._count_one()
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
@@ -157,6 +187,14 @@ class SchemaReader:
             self._read_keyword(keyword, value, schema, at, depth, result)
         self._finish(result, at)
         return result
+
+    def _count_one(self) -> None:
+        self._fuel.spend()
+        self._count += 1
+        if self._count > MAX_SCHEMAS:
+            raise InvalidRequest(
+                f"{self._param}: more than {MAX_SCHEMAS} sub-schemas", param=self._param
+            )
 
     def _read_keyword(
         self,
@@ -197,6 +235,8 @@ class SchemaReader:
             if any(value is harmless or value == harmless != 0 for harmless in
                    REFUSED_UNLESS[keyword]):  # fmt: skip
                 return
+            if keyword == "propertyNames" and _any_name_meets(value):
+                return
             closed = {"unevaluatedProperties": "additionalProperties", "unevaluatedItems": "items"}
             same = closed.get(keyword)
             if value is False and same and not any(k in schema for k in (*_IN_PLACE, same)):
@@ -204,6 +244,7 @@ class SchemaReader:
                 return
             raise self.refuse(keyword, at, "it cannot be enforced while decoding")
         elif keyword not in ANNOTATIONS and not keyword.startswith("x-"):
+            self._fuel.spend(_STEPS["unknown keyword"])
             near = difflib.get_close_matches(keyword, _ENFORCED, 1, cutoff=0.8)
             if near:
                 raise self.refuse(keyword, at, f"{_UNKNOWN}; did you mean {near[0]!r}?")
@@ -221,6 +262,8 @@ class SchemaReader:
             raise self.refuse(keyword, at, f"it must be an object, got {shown(value)}")
         if len(value) > MAX_PROPERTIES:
             raise self.refuse(keyword, at, f"more than {MAX_PROPERTIES} names, got {len(value)}")
+        if keyword == "patternProperties":
+            self._fuel.spend(len(value) ** 3 // 16)  # each is compared with each other, over there
         result: dict[str, Schema] = {}
         for name, part in value.items():
             written = name
@@ -285,7 +328,8 @@ class SchemaReader:
     def _constants(self, value: Any, keyword: str, at: str) -> Any:
         if keyword == "enum" and not isinstance(value, list):
             raise self.refuse(keyword, at, f"it must be an array, got {shown(value)}")
-        self._check_constant(value, keyword, at, 0)
+        for constant in value if keyword == "enum" else [value]:
+            self._check_constant(constant, keyword, at, 1)
         return value
 
     def _check_constant(self, value: Any, keyword: str, at: str, depth: int) -> None:
@@ -296,8 +340,16 @@ class SchemaReader:
             raise self.refuse(
                 keyword, at, f"all constants together exceed {MAX_ENUM_CHARACTERS} characters"
             )
+        self._fuel.spend()
+        if depth > 1:
+            self._count_one()  # a part of a constant is a schema of its own in the grammar
         if isinstance(value, str):
             self._check_text(value, keyword, at)
+            if len(value) > MAX_CONSTANT:
+                raise self.refuse(
+                    keyword, at, f"a text has at most {MAX_CONSTANT} characters, got {len(value)}"
+                )
+            self.needs_controls |= has_controls(value)
         elif isinstance(value, list):
             for part in value:
                 self._check_constant(part, keyword, at, depth + 1)
@@ -311,11 +363,10 @@ class SchemaReader:
                 raise self.refuse(keyword, at, f"integers are below 2**63, got {shown(value)}")
 
     def _check_text(self, text: str, keyword: str, at: str) -> None:
-        """Refuses what no answer can hold: control characters without an escape of their own."""
-        for char in text:
-            surrogate = "\ud800" <= char <= "\udfff"
-            if surrogate or (char < " " and char not in "\b\t\n\f\r") or char == "\x7f":
-                raise self.refuse(keyword, at, f"U+{ord(char):04X} cannot be generated")
+        """Refuses halves of surrogate pairs, which no answer can hold."""
+        self._fuel.spend(len(text) // 100)
+        if found := _SURROGATE.search(text):
+            raise self.refuse(keyword, at, f"U+{ord(found[0]):04X} cannot be generated")
 
     def _check_number(self, value: Any, keyword: str, at: str) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -363,21 +414,25 @@ class SchemaReader:
     def _pattern(self, value: Any, keyword: str, at: str) -> str:
         if not isinstance(value, str):
             raise self.refuse(keyword, at, f"it must be a string, got {shown(value)}")
+        self._fuel.spend(2 * len(value))
         try:
-            return rewrite(value)
+            rewritten = rewrite(value)
         except PatternError as error:
             raise self.refuse(keyword, at, f"{shown(value)}: {error}") from error
+        self.needs_controls |= rewritten.needs_controls
+        return rewritten.text
 
     def _format(self, value: Any, keyword: str, at: str) -> str | None:
         if not isinstance(value, str):
             raise self.refuse(keyword, at, f"it must be a string, got {shown(value)}")
-        return value
+        return value if value in FORMATS or value in REFUSED_FORMATS else None
 
     def _names_list(self, value: Any, keyword: str, at: str) -> list[str]:
         if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
             raise self.refuse(keyword, at, f"it must be an array of strings, got {shown(value)}")
         if len(value) > MAX_PROPERTIES:
             raise self.refuse(keyword, at, f"more than {MAX_PROPERTIES} names, got {len(value)}")
+        self._fuel.spend(len(value) * _STEPS["required name"])
         for name in value:
             self._check_text(name, keyword, at)
         return list(dict.fromkeys(value))
@@ -399,12 +454,29 @@ class SchemaReader:
             raise self.refuse(
                 "minProperties", at, "it can be at most one more than there are required names"
             )
-        if "oneOf" in result and are_disjoint(result["oneOf"], self._definitions):
-            branches = {"anyOf": result.pop("oneOf")}
-            if "anyOf" in result:
-                result.setdefault("allOf", []).append(branches)
-            else:
-                result.update(branches)
+
+
+def _use_any_of(schema: dict[str, Any]) -> None:
+    """Puts anyOf in the place of oneOf, whose branches exclude each other."""
+    branches = {"anyOf": schema.pop("oneOf")}
+    if "anyOf" in schema:
+        schema.setdefault("allOf", []).append(branches)
+    else:
+        schema.update(branches)
+
+
+def _any_name_meets(schema: Any) -> bool:
+    """True if `schema` asserts nothing about a string."""
+    if not isinstance(schema, dict):
+        return schema is True
+    return all(
+        keyword in ANNOTATIONS
+        or keyword.startswith("x-")
+        or (keyword == "type" and _may_be(value, "string"))
+        or (keyword == "minLength" and value == 0 and not isinstance(value, bool))
+        or (keyword == "format" and value not in FORMATS and value not in REFUSED_FORMATS)
+        for keyword, value in schema.items()
+    )
 
 
 def _may_be(types: Any, name: str) -> bool:

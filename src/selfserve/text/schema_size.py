@@ -6,9 +6,11 @@ answers that no context holds. Both are found here, before llguidance sees the s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from selfserve.errors import InvalidRequest
+from selfserve.errors import InvalidRequest, shown
+from selfserve.text.fuel import Fuel
 
 Schema = dict[str, Any] | bool
 
@@ -23,11 +25,22 @@ MAX_ALTERNATIVES = 300
 """Combinations of anyOf and oneOf branches that meet in one place through allOf and $ref."""
 
 
-def check_size(root: Schema, definitions: dict[str, Schema], param: str) -> None:
-    """Raises InvalidRequest if alternatives or lower bounds multiply beyond the limits, or if a
-    schema is defined by itself."""
-    check = _SizeCheck(root, definitions, param)
+MAX_PATTERNS_MEETING = 8
+"""Patterns and formats for one text through allOf and $ref: each one more can double the work."""
+MAX_NAME_PATTERNS = 100
+"""patternProperties for one object: comparing them takes the third power of their number."""
+
+Meeting = dict[tuple[str, str], int]
+"""How many patterns of a kind meet in one place, by the name of the property and the kind."""
+_HERE, _ANY = "", "*"
+
+
+def check_size(root: Schema, definitions: dict[str, Schema], param: str, fuel: Fuel) -> None:
+    """Raises InvalidRequest if alternatives, patterns or lower bounds multiply beyond the limits,
+    or if a schema is defined by itself; OutOfFuel if that is too much work to find out."""
+    check = _SizeCheck(root, definitions, param, fuel)
     check.refuse_endless()
+    check.meeting(root)
     for at, schema in [("#", root), *definitions.items()]:
         for place, part in locations(schema, at):
             if check.alternatives(part, ()) > MAX_ALTERNATIVES:
@@ -38,17 +51,22 @@ def check_size(root: Schema, definitions: dict[str, Schema], param: str) -> None
 
 
 class _SizeCheck:
-    def __init__(self, root: Schema, definitions: dict[str, Schema], param: str) -> None:
+    def __init__(
+        self, root: Schema, definitions: dict[str, Schema], param: str, fuel: Fuel
+    ) -> None:
         self._root = root
         self._definitions = definitions
         self._param = param
+        self._fuel = fuel
         self._known: dict[str, int] = {}
+        self._meetings: dict[str, Meeting] = {}
 
     def refusal(self, reason: str) -> InvalidRequest:
         return InvalidRequest(f"{self._param}: {reason}", param=self._param)
 
     def alternatives(self, schema: Schema, through: tuple[str, ...]) -> int:
         """How many combinations of branches meet in the place of `schema`."""
+        self._fuel.spend()
         if isinstance(schema, bool):
             return 1
         total = 1
@@ -82,13 +100,14 @@ class _SizeCheck:
         while changed:
             changed = False
             for reference in reversed(sizes):  # a schema stands before those it refers to
-                size = _smallest(self._target(reference), sizes)
+                size = self._smallest(self._target(reference), sizes)
                 if size < sizes[reference]:
                     sizes[reference] = size
                     changed = True
         for reference in sizes:
             for place, part in locations(self._target(reference), reference):
-                if ("minItems" in part or "required" in part) and _smallest(
+                self._fuel.spend()
+                if ("minItems" in part or "required" in part) and self._smallest(
                     part, sizes
                 ) == _ENDLESS:
                     raise self.refusal(
@@ -101,35 +120,95 @@ class _SizeCheck:
             return self._root
         return self._definitions[reference.removeprefix("#/$defs/")]
 
+    def _smallest(self, schema: Schema, known: dict[str, int]) -> int:
+        """Values in the smallest value of `schema`, itself counted, at most _ENDLESS."""
+        self._fuel.spend(2 + len(schema.get("required", ())) if isinstance(schema, dict) else 1)
+        if isinstance(schema, bool):
+            return 1
+        size = 1
+        if "$ref" in schema:
+            size = known[schema["$ref"]]
+        for part in schema.get("allOf", ()):
+            size = max(size, self._smallest(part, known))
+        for keyword in ("anyOf", "oneOf"):
+            if schema.get(keyword):
+                size = max(size, min(self._smallest(part, known) for part in schema[keyword]))
+        if schema.get("type") == "array":
+            size = max(size, 1 + self._smallest_items(schema, known))
+        if schema.get("type") == "object":
+            properties = schema.get("properties", {})
+            required = [properties.get(name, True) for name in schema.get("required", ())]
+            size = max(size, 1 + sum(self._smallest(part, known) for part in required))
+        return min(size, _ENDLESS)
 
-def _smallest(schema: Schema, known: dict[str, int]) -> int:
-    """Values in the smallest value of `schema`, itself counted, at most _ENDLESS."""
-    if isinstance(schema, bool):
-        return 1
-    size = 1
-    if "$ref" in schema:
-        size = known[schema["$ref"]]
-    for part in schema.get("allOf", ()):
-        size = max(size, _smallest(part, known))
-    for keyword in ("anyOf", "oneOf"):
-        if schema.get(keyword):
-            size = max(size, min(_smallest(part, known) for part in schema[keyword]))
-    if schema.get("type") == "array":
-        size = max(size, 1 + _smallest_items(schema, known))
-    if schema.get("type") == "object":
-        properties = schema.get("properties", {})
-        required = [properties.get(name, True) for name in schema.get("required", ())]
-        size = max(size, 1 + sum(_smallest(part, known) for part in required))
-    return min(size, _ENDLESS)
+    def _smallest_items(self, schema: dict[str, Any], known: dict[str, int]) -> int:
+        least = schema.get("minItems", 0)
+        first = schema.get("prefixItems", [])[:least]
+        size = sum(self._smallest(part, known) for part in first)
+        if least > len(first):
+            size += (least - len(first)) * self._smallest(schema.get("items", True), known)
+        return size
+
+    def meeting(self, schema: Schema) -> Meeting:
+        """The most patterns that meet in a place of `schema` and below. Raises InvalidRequest if
+        they are too many.
+
+        Properties of the same name are taken to meet wherever they stand in what is joined.
+        """
+        self._fuel.spend(2)
+        if isinstance(schema, bool):
+            return {}
+        found: Meeting = {
+            (_HERE, "pattern"): ("pattern" in schema) + ("format" in schema),
+            (_HERE, "patternProperties"): len(schema.get("patternProperties", ())),
+        }
+        for name, below in _parts_below(schema):
+            self._fuel.spend(1 + len(below_found := self.meeting(below)))
+            for (inner, kind), count in below_found.items():
+                key = (inner or name, kind)
+                found[key] = max(found.get(key, 0), count)
+        together = [self.meeting(part) for part in schema.get("allOf", ())]
+        if "$ref" in schema:
+            together.append(self._meeting_behind(schema["$ref"]))
+        for keyword in ("anyOf", "oneOf"):
+            most: Meeting = {}
+            for part in schema.get(keyword, ()):
+                for key, count in self.meeting(part).items():
+                    most[key] = max(most.get(key, 0), count)
+            together.append(most)
+        for each in together:
+            self._fuel.spend(1 + len(each))
+            for key, count in each.items():
+                found[key] = found.get(key, 0) + count
+        self._refuse_meeting(found)
+        return {key: count for key, count in found.items() if count}
+
+    def _meeting_behind(self, reference: str) -> Meeting:
+        if reference not in self._meetings:
+            self._meetings[reference] = {}  # while it is asked for: a circle adds nothing
+            self._meetings[reference] = self.meeting(self._target(reference))
+        return self._meetings[reference]
+
+    def _refuse_meeting(self, found: Meeting) -> None:
+        limits = {"pattern": MAX_PATTERNS_MEETING, "patternProperties": MAX_NAME_PATTERNS}
+        for (name, kind), count in found.items():
+            if name != _ANY:
+                count += found.get((_ANY, kind), 0)
+            if count > limits[kind]:
+                raise self.refusal(
+                    f"more than {limits[kind]} of {kind!r} meet in one place"
+                    + (f", property {shown(name)}" if name not in (_HERE, _ANY) else "")
+                )
 
 
-def _smallest_items(schema: dict[str, Any], known: dict[str, int]) -> int:
-    least = schema.get("minItems", 0)
-    first = schema.get("prefixItems", [])[:least]
-    size = sum(_smallest(part, known) for part in first)
-    if least > len(first):
-        size += (least - len(first)) * _smallest(schema.get("items", True), known)
-    return size
+def _parts_below(schema: dict[str, Any]) -> Iterator[tuple[str, Schema]]:
+    """The sub-schemas of parts of a value, each with the name of its property."""
+    yield from schema.get("properties", {}).items()
+    for part in (*schema.get("prefixItems", ()), schema.get("items", True)):
+        yield _HERE, part
+    others = schema.get("additionalProperties", True)
+    for part in (*schema.get("patternProperties", {}).values(), others):
+        yield _ANY, part
 
 
 def locations(schema: Schema, at: str) -> list[tuple[str, dict[str, Any]]]:
