@@ -40,7 +40,8 @@ from selfserve.cli.chat_stream import parse_address
 from selfserve.cli.child_server import child_server
 from selfserve.errors import SelfError
 
-NUM_SLOTS = 8
+NUM_SLOTS = 10
+"""Four streams, four hostile requests that generate, the newcomer, one more."""
 CACHE_RAM_MIB = 64
 """Memory for prompts counts as growth until it is full."""
 OPTIONS = ["--parallel", str(NUM_SLOTS), "--cache-ram", str(CACHE_RAM_MIB)]

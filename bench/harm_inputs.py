@@ -448,7 +448,7 @@ def _extremes(document: Mapping[str, Any]) -> Iterator[Input]:
             completion(**{"n_predict": 32, **COMPANIONS.get(name, {}), name: value})
             for value in values
         ]
-        says = f"{name} at its ends: {' and '.join(f'{value:.12g}' for value in values)}"
+        says = f"{name} at its ends: {' and '.join(map(str, values))}"
         yield Input(name=f"field_{name}", says=says, make=partial(list, requests))
 
 
