@@ -42,7 +42,7 @@ def ladder_of_patterns() -> Schema:
     return {"$ref": "#/$defs/A0", "$defs": definitions | {f"A{LADDER_LEVELS}": {"type": "null"}}}
 
 
-def ladder_of_items() -> Schema:
+def ladder_of_items(levels: int) -> Schema:
     """The same by arrays of exactly five items."""
     definitions: Schema = {
         f"A{level}": {
@@ -51,9 +51,9 @@ def ladder_of_items() -> Schema:
             "minItems": LADDER_WIDTH,
             "maxItems": LADDER_WIDTH,
         }
-        for level in range(LADDER_LEVELS)
+        for level in range(levels)
     }
-    return {"$ref": "#/$defs/A0", "$defs": definitions | {f"A{LADDER_LEVELS}": {"type": "null"}}}
+    return {"$ref": "#/$defs/A0", "$defs": definitions | {f"A{levels}": {"type": "null"}}}
 
 
 def nested(keyword: str, depth: int) -> Schema:
@@ -91,11 +91,11 @@ def array(**fields: Any) -> Schema:
     return {"type": "array", "items": {"type": "integer"}, **fields}
 
 
-def pattern_of_patterns() -> str:
+def pattern_of_patterns(levels: int, times: int) -> str:
     """Repetitions in repetitions."""
     pattern = "a"
-    for _ in range(6):
-        pattern = f"({pattern}|b{{0,9}}){{0,30}}"
+    for _ in range(levels):
+        pattern = f"({pattern}|b{{0,9}}){{0,{times}}}"
     return f"^{pattern}$"
 
 
@@ -105,9 +105,9 @@ def look_alikes() -> Schema:
     return {"oneOf": branches}
 
 
-def recursion_of_objects() -> Schema:
+def recursion_of_objects(count: int) -> Schema:
     """Objects of objects that all may hold each other."""
-    names = [f"N{number}" for number in range(60)]
+    names = [f"N{number}" for number in range(count)]
     every = {name.lower(): {"$ref": f"#/$defs/{name}"} for name in names}
     node = {"type": "object", "properties": every, "additionalProperties": False}
     return {"$ref": "#/$defs/N0", "$defs": dict.fromkeys(names, node)}
@@ -116,13 +116,16 @@ def recursion_of_objects() -> Schema:
 SCHEMAS: Mapping[str, Callable[[], Schema]] = {
     **{f"ladder of {key}": partial(ladder, key) for key in ("oneOf", "anyOf", "allOf")},
     "ladder of patterns": ladder_of_patterns,
-    "ladder of items": ladder_of_items,
+    "ladder of items": partial(ladder_of_items, LADDER_LEVELS),
+    "ladder of items, 4 levels": partial(ladder_of_items, 4),
     "nested oneOf": partial(nested, "oneOf", 9),
     "nested anyOf": partial(nested, "anyOf", 9),
     "nested oneOf, too deep": partial(nested, "oneOf", 14),
-    "product of anyOf": partial(product, 12),
+    "product of 12 anyOf": partial(product, 12),
+    "product of 5 anyOf": partial(product, 5),
     "oneOf of look-alikes": look_alikes,
-    "objects in each other": recursion_of_objects,
+    "60 objects in each other": partial(recursion_of_objects, 60),
+    "20 objects in each other": partial(recursion_of_objects, 20),
     "enum of 50,000 words": lambda: {"enum": [f"word {number}" for number in range(50_000)]},
     "enum of long words": lambda: {"enum": [f"{n:03}" + "x" * 4_000 for n in range(120)]},
     "1,000 properties": lambda: _object({f"p{n}": text() for n in range(1_000)}),
@@ -140,8 +143,10 @@ SCHEMAS: Mapping[str, Callable[[], Schema]] = {
     "maxLength 10^9": lambda: text(maxLength=10**9),
     "maxLength 65,536": lambda: text(minLength=2_000, maxLength=65_536),
     "minLength 10^9": lambda: text(minLength=10**9),
-    "nested patterns": lambda: text(pattern=pattern_of_patterns()),
-    "pattern with a huge repetition": lambda: text(pattern="^(a|aa|aaa|b[a-z]*c){1,60000}$"),
+    "patterns nested 6 deep": lambda: text(pattern=pattern_of_patterns(6, 30)),
+    "patterns nested 3 deep": lambda: text(pattern=pattern_of_patterns(3, 9)),
+    "pattern repeated 60,000 times": lambda: text(pattern="^(a|aa|aaa|b[a-z]*c){1,60000}$"),
+    "pattern repeated 600 times": lambda: text(pattern="^(a|aa|aaa|b[a-z]*c){1,600}$"),
     "pattern of 100,000 alternatives": lambda: text(
         pattern="^(" + "|".join(f"w{number}" for number in range(100_000)) + ")$"
     ),
@@ -155,22 +160,22 @@ SCHEMAS: Mapping[str, Callable[[], Schema]] = {
 }
 
 
-def rules_of_doubling() -> str:
-    """Each rule is the next one twice: 2^40 letters."""
-    rules = [f"r{number} ::= r{number + 1} r{number + 1}" for number in range(40)]
-    return "\n".join(["root ::= r0", *rules, 'r40 ::= "a"'])
+def rules_of_doubling(levels: int) -> str:
+    """Each rule is the next one twice: 2 ** levels letters."""
+    rules = [f"r{number} ::= r{number + 1} r{number + 1}" for number in range(levels)]
+    return "\n".join(["root ::= r0", *rules, f'r{levels} ::= "a"'])
 
 
-def rules_of_choices() -> str:
+def rules_of_choices(count: int) -> str:
     """Each rule is the next one or the next but one: as many paths as Fibonacci's numbers."""
-    rules = [f'r{n} ::= r{n + 1} "a" | r{n + 2} "b"' for n in range(1_000)]
-    return "\n".join(["root ::= r0", *rules, 'r1000 ::= "a"', 'r1001 ::= "b"'])
+    rules = [f'r{n} ::= r{n + 1} "a" | r{n + 2} "b"' for n in range(count)]
+    return "\n".join(["root ::= r0", *rules, f'r{count} ::= "a"', f'r{count + 1} ::= "b"'])
 
 
-def nested_repetition() -> str:
+def nested_repetition(levels: int, times: int) -> str:
     body = '"a"'
-    for _ in range(8):
-        body = f"({body} | [b-y]{{0,9}}){{0,90}}"
+    for _ in range(levels):
+        body = f"({body} | [b-y]{{0,9}}){{0,{times}}}"
     return f"root ::= {body}"
 
 
@@ -188,14 +193,19 @@ def ambiguous() -> str:
 
 
 GRAMMARS: Mapping[str, Callable[[], str]] = {
-    "rules that double": rules_of_doubling,
-    "rules of choices": rules_of_choices,
-    "nested repetition": nested_repetition,
+    "rules that double 40 times": lambda: rules_of_doubling(40),
+    "rules that double 13 times": lambda: rules_of_doubling(13),
+    "1,000 rules of choices": lambda: rules_of_choices(1_000),
+    "300 rules of choices": lambda: rules_of_choices(300),
+    "repetition nested 8 deep": lambda: nested_repetition(8, 90),
+    "repetition nested 3 deep": lambda: nested_repetition(3, 9),
     "repetition of 2,000 to 65,536": lambda: 'root ::= ([a-z] | "é" [0-9]){2000,65536}',
+    "repetition of 1,000 to 9,000": lambda: 'root ::= ([a-z] | "é" [0-9]){1000,9000}',
     "1,300 recursive rules": lambda: many_rules(1_300),
     "20,000 rules": lambda: many_rules(20_000),
     "ambiguous recursion": ambiguous,
     "100,000 parentheses": lambda: "root ::= " + "(" * 95_000 + '"a"' + ")" * 95_000,
+    "a literal of 19,000 characters": lambda: f'root ::= "{"ab" * 9_500}"',
     "a literal of 190,000 characters": lambda: f'root ::= "{"ab" * (TEXT_OF_A_GRAMMAR // 2)}"',
     "a class of 60,000 characters": lambda: (
         "root ::= [" + "".join(chr(0x4E00 + 2 * (n % 10_000)) for n in range(60_000)) + "]*"
