@@ -20,7 +20,7 @@ OTHERS = [path for name in ("bench", "tools") for path in sorted((ROOT / name).r
 
 ROWS = (
     {"errors", "logs"},
-    {"config", "request", "resources"},
+    {"config", "request", "resources", "threads"},
     {"text", "native", "images", "catalogue"},
     {"engine"},
     {"api", "web"},
