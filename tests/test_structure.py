@@ -21,7 +21,7 @@ OTHERS = [path for name in ("bench", "tools") for path in sorted((ROOT / name).r
 ROWS = (
     {"errors", "logs"},
     {"limits"},
-    {"config", "sampling", "resources"},
+    {"config", "sampling", "resources", "threads"},
     {"request"},
     {"text", "native", "images", "catalogue"},
     {"engine"},

@@ -17,9 +17,11 @@ REAL_MAX = 1e6
 
 MAX_BODY_BYTES = 32 * MIB
 MAX_DEPTH = 128
-MAX_CONTAINERS = 1_000_000
-"""Each array or object costs the decoder 0.2 µs under the GIL: this keeps other requests waiting
-for 0.2 s at most, and no request that fits a context comes near it."""
+MAX_VALUES = 500_000
+"""Each costs the decoder up to 0.2 µs under the GIL: this keeps other requests waiting for 0.1 s at
+most. A prompt of token ids has one for each token."""
+CONTAINER_VALUES = 4
+"""So many times what a number costs, an array or object costs."""
 MAX_PROMPTS = 1_024
 MAX_STOPS = 256
 MAX_CHAT_STOPS = 4
@@ -57,7 +59,13 @@ REFUSED = "400"
 TABLE = (
     Limit("body", MAX_BODY_BYTES, "bytes", "a request's body", "413, while it is read"),
     Limit("nesting", MAX_DEPTH, "levels", "arrays and objects inside each other", REFUSED),
-    Limit("containers", MAX_CONTAINERS, "", "arrays and objects of a body", REFUSED),
+    Limit(
+        "values",
+        MAX_VALUES,
+        "",
+        f"values of a body; an array or object counts as {CONTAINER_VALUES}",
+        REFUSED,
+    ),
     Limit(
         "prompt",
         MAX_PROMPTS,

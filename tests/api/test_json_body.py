@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from selfserve.api import json_body
 from selfserve.api.json_body import decode_json
 from selfserve.errors import InvalidRequest
-from selfserve.limits import MAX_CONTAINERS, MAX_DEPTH
+from selfserve.limits import MAX_DEPTH, MAX_VALUES
 
 
 def nested(depth: int, opening: bytes = b"[", closing: bytes = b"]") -> bytes:
@@ -99,6 +100,50 @@ def test_brackets_in_text_are_no_depth() -> None:
     assert decode_json(b'"' + b"[" * 5000 + b'"') == "[" * 5000
 
 
-def test_the_number_of_containers_is_bounded_before_decoding() -> None:
-    with pytest.raises(InvalidRequest, match="arrays and objects"):
-        decode_json(b"[" + b"{}," * MAX_CONTAINERS + b"1]")
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" + b"{}," * MAX_VALUES + b"1]",
+        b"[" + b"1," * MAX_VALUES + b"1]",
+        b"[" + b'"",' * MAX_VALUES * 3 + b'""]',
+        b"[" + b'{"a":' * (MAX_VALUES // 3) + b"1" + b"}" * (MAX_VALUES // 3) + b"]",
+    ],
+    ids=["objects", "numbers", "strings", "nested objects"],
+)
+def test_the_number_of_values_is_bounded_before_decoding(
+    body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_body, "_decoder", None)
+    with pytest.raises(InvalidRequest, match="at most 500000 values"):
+        decode_json(body)
+
+
+@pytest.mark.parametrize("text", [b"," * 600_000, b"[{" * 300_000, b'\\",' * 300_000])
+def test_text_counts_as_one_value_whatever_it_holds(text: bytes) -> None:
+    assert decode_json(b'{"a":"' + text + b'"}') is not None
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"messages":[{"content":"hi"}],"stop":"\\ud83d"}', "stop"),
+        (
+            b'{"messages":[{"content":"hi"},{"content":[{"text":"a\\uDE00b"}]}]}',
+            "messages[1].content[0].text",
+        ),
+        (b'"\\ud83d\\u0041"', None),
+        (b'{"\\ud83d":1}', None),
+        (b'{"user":{"a\\udead":1}}', "user"),
+    ],
+)
+def test_half_a_surrogate_pair_is_named_with_its_place(body: bytes, param: str | None) -> None:
+    with pytest.raises(InvalidRequest, match="half of a surrogate pair") as caught:
+        decode_json(body)
+    assert caught.value.param == param
+
+
+def test_other_faults_beside_surrogates_are_told_as_they_are() -> None:
+    for body in (b'{"a":"\\ud83d"', b'{"a":"\\ud83d\\ude00"', b"[" * 500 + b'"\\ud83d"'):
+        with pytest.raises(InvalidRequest) as caught:
+            decode_json(body)
+        assert "surrogate" not in caught.value.message

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from selfserve.engine.encoder import Encoded, PictureEncoder, Result
 from tests.support.scripted_pictures import make_picture
 
-from selfserve.engine.encoder import Encoded, PictureEncoder, Result
 from selfserve.errors import InternalError, UnsupportedImage
 from selfserve.request import Picture
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 
 import pytest
+from selfserve.engine.grammars import Built, GrammarBuilder
 from tests.support.builders import make_request
 from tests.support.byte_vocabulary import EOS, VOCAB_SIZE, grammar_tokenizer
 
 from selfserve.engine.constraint import ConstraintFactory, ConstraintState
-from selfserve.engine.grammars import Built, GrammarBuilder
 from selfserve.errors import InternalError, InvalidRequest
 from selfserve.request import Constraint
 

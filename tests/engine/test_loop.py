@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from selfserve.engine.grammars import GrammarBuilder
+from selfserve.engine.turns import ComputeTurns
 from tests.support.builders import Rig, make_request, random_text
 from tests.support.byte_vocabulary import EOS, VOCAB_SIZE, grammar_tokenizer
 from tests.support.scripted_runner import endless
 
 from selfserve.engine.constraint import ConstraintFactory
-from selfserve.engine.grammars import GrammarBuilder
 from selfserve.engine.loop import HEARTBEAT_S, EngineLoop
 from selfserve.engine.plan import Outcome, Plan
-from selfserve.engine.turns import ComputeTurns
 from selfserve.request import (
     Abort,
     Command,

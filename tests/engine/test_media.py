@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from selfserve.engine.media import NO_MEDIA, PromptMedia, expand, picture_tokens
 from tests.support.builders import make_request
 from tests.support.scripted_pictures import (
     AFTER,
@@ -14,7 +15,6 @@ from tests.support.scripted_pictures import (
     make_picture,
 )
 
-from selfserve.engine.media import NO_MEDIA, PromptMedia, expand, picture_tokens
 from selfserve.errors import ContextLengthExceeded, InternalError
 from selfserve.request import PICTURE_TOKEN, Request
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from selfserve.engine.output import OutputStream
 from tests.support.builders import make_request
 from tests.support.byte_vocabulary import END_THINK, EOS, IM_START, THINK, ByteVocabulary
 
-from selfserve.engine.output import OutputStream
 from selfserve.request import ReasoningSpec
 
 SPEC = ReasoningSpec(

@@ -7,8 +7,8 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from selfserve.engine.pace import MIN_PREFILL, StepPace
+
 from selfserve.engine.speculation import StepCosts
 
 

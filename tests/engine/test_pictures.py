@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from selfserve.engine.media import Layout
 from tests.support.builders import Rig, make_request
 from tests.support.scripted_pictures import (
     ScriptedEncoder,
@@ -16,7 +17,6 @@ from tests.support.scripted_pictures import (
 )
 from tests.support.scripted_runner import endless
 
-from selfserve.engine.media import Layout
 from selfserve.engine.pictures import Pictures
 from selfserve.engine.plan import Outcome, Plan
 from selfserve.errors import UnsupportedImage

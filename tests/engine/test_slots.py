@@ -4,11 +4,11 @@ is not the same text, and host memory stays under its limit."""
 from __future__ import annotations
 
 import pytest
+from selfserve.engine.slots import WORTH_A_COPY
 from tests.support.builders import Rig, make_request, random_text
 from tests.support.byte_vocabulary import EOS
 from tests.support.scripted_runner import endless
 
-from selfserve.engine.slots import WORTH_A_COPY
 from selfserve.request import Request
 
 CUTTABLE = pytest.mark.parametrize("can_cut", [True, False], ids=["plain", "hybrid"])

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from selfserve.engine.media import Layout
 from tests.support.builders import make_request
 from tests.support.scripted_pictures import (
     ScriptedEncoder,
@@ -16,7 +17,6 @@ from tests.support.scripted_pictures import (
 )
 from tests.support.tiny_engine import ColdAnswer, ColdAnswers, TinyEngine
 
-from selfserve.engine.media import Layout
 from selfserve.engine.pictures import Pictures
 from selfserve.native import library
 from selfserve.request import PICTURE_TOKEN, Delta, Request

@@ -22,6 +22,7 @@ class ByteVocabulary:
         self.bos_id: int | None = BOS
         self.eos_id: int | None = EOS
         self.eog_ids = frozenset({EOS})
+        self.longest_piece = max(map(len, CONTROL_TEXTS))
         self.add_bos = add_bos
         self.special_ids: Mapping[str, int] = {
             text: 256 + i for i, text in enumerate(CONTROL_TEXTS)

@@ -8,7 +8,6 @@ from selfserve.text.messages import (
     TextPart,
     as_system,
     fold_system,
-    merge_last,
     merge_neighbours,
     merge_system,
 )
@@ -71,11 +70,3 @@ def test_neighbours_of_one_role_are_merged() -> None:
 
 def test_empty_messages_add_no_separator() -> None:
     assert merge_neighbours([Message("user", ""), USER, Message("user", "")]) == [USER]
-
-
-def test_only_the_last_run_is_merged_for_continuing() -> None:
-    assert merge_last([USER, USER, ANSWER, ANSWER]) == [
-        USER,
-        USER,
-        Message("assistant", "yo\n\nyo"),
-    ]

@@ -42,7 +42,7 @@ def test_guarded_text_comes_back_in_full(parts: list[str]) -> None:
     guarded = guard.protect(text)
     segments = guard.restore(f"<|im_start|>{guarded}<|im_end|>")
     assert "".join(s.text for s in segments) == f"<|im_start|>{text}<|im_end|>"
-    assert not SpecialTexts(SPECIALS).find(guarded)
+    assert not [*SpecialTexts(SPECIALS).find(guarded)]
     assert all(s.text in SPECIALS for s in segments if not s.special)
 
 
@@ -53,7 +53,7 @@ def test_text_without_special_texts_is_one_segment() -> None:
 
 def test_thousands_of_special_texts_cost_little() -> None:
     specials = SpecialTexts([f"<unused{i}>" for i in range(6000)])
-    assert len(specials.find("<unused7> <b> text " * 20_000)) == 20_000
+    assert len([*specials.find("<unused7> <b> text " * 20_000)]) == 20_000
 
 
 def word_tokenizer(text: str, *, add_special: bool, parse_special: bool) -> list[int]:

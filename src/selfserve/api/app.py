@@ -38,14 +38,15 @@ def create_app(
     settings: ServerSettings,
     model: ModelInfo,
     *,
+    workers: Workers | None = None,
     extra_routes: Sequence[BaseRoute] = (),
 ) -> ASGIApp:
     """The application that serves `engine`. It owns its worker threads, not the engine; the
-    server ends them by the lifespan protocol.
+    server ends them by the lifespan protocol, or earlier where it brings them itself.
 
     From the outside inwards: request id and error table, Host, Origin, API key, routes.
     """
-    workers = Workers()
+    workers = workers or Workers()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -6,21 +6,24 @@ Rules of this file:
   handler; so queueing, preparing, prefill and decoding all end at once.
 - The deadline counts from the request's arrival to its last token, the upload included.
 - An error before the first byte of the answer is an answer with a status; after it, one event.
+- A body is held in memory only as far as there is room for it among all others; a large one is not
+  read on meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
+from selfserve.api.budget import ByteBudget
 from selfserve.api.errors import error_json, request_id_of, translate
 from selfserve.api.json_body import SMALL_BODY_BYTES, decode_json
-from selfserve.api.sse import EventStream, data_event
+from selfserve.api.sse import UNREAD_S, EventStream, data_event
 from selfserve.api.workers import Workers
 from selfserve.errors import InvalidRequest, RequestTimeout, RequestTooLarge, SelfError, shown
 from selfserve.limits import MAX_BODY_BYTES
@@ -33,6 +36,17 @@ LINGER_S = 10.0
 is still writing finds a closed connection otherwise, and never sees the answer."""
 
 
+UPLOAD_PAUSE_S = 30.0
+"""Time that a client may take from one piece of its body to the next, once the body is large: what
+was read takes the room of others."""
+
+PIECE_BYTES = 1 << 16
+"""Piece of an answer that a client must take within UNREAD_S."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
 class ClientGone(Exception):
     """The client closed its connection; nobody waits for an answer any more."""
 
@@ -40,13 +54,16 @@ class ClientGone(Exception):
 class Exchange:
     """One request and its answer, from arrival to the last byte."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, workers: Workers) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, workers: Workers, bodies: ByteBudget
+    ) -> None:
         self.scope = scope
         self.request_id = request_id_of(scope)
         self.workers = workers
         self.body_size = 0
         self.is_gone = False
         self.stream: EventStream | None = None
+        self._room = bodies.share()
         self._receive = receive
         self._send = send
         self._watcher: asyncio.Task[None] | None = None
@@ -60,19 +77,40 @@ class Exchange:
         body = await self._read_body()
         self.body_size = len(body)
         self._watcher = asyncio.create_task(self._watch())
-        if len(body) <= SMALL_BODY_BYTES:
+        if not self.is_large:
             return decode_json(body)
-        return await self.workers.run(decode_json, body)
+        return await self.workers.run_large(decode_json, body)
+
+    @property
+    def is_large(self) -> bool:
+        return self.body_size > SMALL_BODY_BYTES
+
+    async def work(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Calls `function` in a worker thread, among those for bodies of this size."""
+        run = self.workers.run_large if self.is_large else self.workers.run
+        return await run(function, *args, **kwargs)
+
+    def body_done(self) -> None:
+        """To be called when nothing of the body is kept any more: others get its room."""
+        self._room.close()
 
     async def send_json(self, body: bytes) -> None:
-        """Sends the whole answer."""
+        """Sends the whole answer. A client that takes nothing for UNREAD_S is given up."""
         self._stop_watching()
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
         ]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        for begin in range(0, max(1, len(body)), PIECE_BYTES):
+            piece, more = body[begin : begin + PIECE_BYTES], begin + PIECE_BYTES < len(body)
+            try:
+                async with asyncio.timeout(UNREAD_S):
+                    await self._send(
+                        {"type": "http.response.body", "body": piece, "more_body": more}
+                    )
+            except TimeoutError as error:
+                raise ClientGone from error
 
     def open_stream(self, ping_s: float) -> EventStream:
         """Begins a streamed answer; its status goes out with the first event or ping."""
@@ -104,6 +142,7 @@ class Exchange:
     def release(self) -> None:
         """Ends the tasks that belong to the exchange."""
         self._stop_watching()
+        self._room.close()
         if self.stream is not None:
             self.stream.abandon()
 
@@ -127,7 +166,7 @@ class Exchange:
         size = 0
         more = True
         while more:
-            message = await self._receive()
+            message = await self._receive_piece(size)
             if message["type"] == "http.disconnect":
                 raise ClientGone
             chunk = message.get("body", b"")
@@ -135,9 +174,22 @@ class Exchange:
             size += len(chunk)
             if size > MAX_BODY_BYTES:
                 chunks.clear()
+                self._room.close()
                 await self._refuse_body(more)
+            if size > SMALL_BODY_BYTES:
+                await self._room.grow(size)
             chunks.append(chunk)
         return b"".join(chunks)
+
+    async def _receive_piece(self, size: int) -> Message:
+        """The next message; of a body that is `size` bytes large already."""
+        try:
+            async with asyncio.timeout(UPLOAD_PAUSE_S if size > SMALL_BODY_BYTES else None):
+                return await self._receive()
+        except TimeoutError as error:
+            raise RequestTimeout(
+                f"the body must come without pauses of more than {UPLOAD_PAUSE_S:g} s"
+            ) from error
 
     async def _refuse_body(self, more: bool) -> None:
         """Answers 413 while the body is still coming, then reads the rest into nothing."""
@@ -175,6 +227,7 @@ class Answer(Response):
         handler: Handler,
         *,
         workers: Workers,
+        bodies: ByteBudget,
         timeout_s: float,
         on_cancel: Callable[[], None] = lambda: None,
     ) -> None:
@@ -183,11 +236,12 @@ class Answer(Response):
         self.status_code = 200
         self._handler = handler
         self._workers = workers
+        self._bodies = bodies
         self._timeout_s = timeout_s or None
         self._on_cancel = on_cancel
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._workers)
+        exchange = Exchange(scope, receive, send, self._workers, self._bodies)
         try:
             await self._run(exchange)
         except AnswerSent:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -163,6 +165,8 @@ class ChatMessage(_MessageModel):
 
     @model_validator(mode="after")
     def _check_combination(self) -> ChatMessage:
+        if self.content == [] and self.role != "assistant":
+            raise invalid(f"must not be empty in a message of role {self.role}", path=".content")
         if self.content is None and self.role != "assistant":
             raise invalid(f"is required in a message of role {self.role}", path=".content")
         if self.role != "user":
@@ -180,7 +184,25 @@ class ChatMessage(_MessageModel):
         return self.content if isinstance(self.content, list) else []
 
 
-Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+MAX_MESSAGES = 1 << 14
+"""Messages of one conversation. Some templates take the square of their number."""
+
+
+def _check_end(messages: list[ChatMessage]) -> list[ChatMessage]:
+    if [message.role for message in messages[-2:]] == ["assistant", "assistant"]:
+        raise invalid(
+            "must not follow another message of the assistant: at the end of a conversation it "
+            "could not be told which of them is to be continued",
+            path=f"[{len(messages) - 1}]",
+        )
+    return messages
+
+
+Messages = Annotated[
+    list[ChatMessage],
+    Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
+    AfterValidator(_check_end),
+]
 
 
 def template_messages(messages: list[ChatMessage]) -> list[Message]:
@@ -209,6 +231,19 @@ def template_messages(messages: list[ChatMessage]) -> list[Message]:
             )
         )
     return found
+
+
+def shown_texts(messages: list[ChatMessage], thinking_end: str | None) -> Iterator[str]:
+    """Texts that every template shows: without what was thought earlier, and without the white
+    space around."""
+    for message in messages:
+        if isinstance(message.content, str):
+            text = message.content
+        else:
+            text = "".join(part.text for part in message.parts if isinstance(part, TextContent))
+        if message.role == "assistant" and thinking_end:
+            text = text.rpartition(thinking_end)[2]
+        yield text.strip()
 
 
 def image_urls(messages: list[ChatMessage]) -> list[tuple[str, str]]:

@@ -5,10 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+from selfserve.api.budget import ByteBudget, ByteShare
 from selfserve.config import ServerSettings
 from selfserve.errors import UnsupportedCapability
+from selfserve.images.limits import ImageLimits
 from selfserve.images.loader import ImageLoader
 from selfserve.request import Picture
+
+PIXEL_BYTES = 160 << 20
+"""Bytes of decoded pictures over all requests, from before they are loaded until the engine has
+read them: a dozen of the largest size."""
+PIXEL_WAIT_S = 60.0
+"""Time that a request waits for room for its pictures before it is refused."""
 
 
 class PictureIntake:
@@ -16,6 +24,10 @@ class PictureIntake:
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
+        self._limits = ImageLimits()
+        # One request with all the pictures that it may have must find room when it is alone.
+        capacity = max(PIXEL_BYTES, settings.max_images * self._limits.kept_bytes)
+        self._pixels = ByteBudget(capacity, wait_s=PIXEL_WAIT_S, what="pictures at a time")
         self._loader: ImageLoader | None = None
 
     def check_count(self, count: int, *, param: str) -> None:
@@ -26,13 +38,22 @@ class PictureIntake:
                 f"{param} must hold at most {most} pictures, got {count}", param=param
             )
 
-    async def from_urls(self, urls: Sequence[tuple[str, str]]) -> tuple[Picture, ...]:
-        """The pictures behind (path of the field, URL), in that order. Raises RequestError."""
-        return await self._all(self._images().load, urls) if urls else ()
+    def share(self) -> ByteShare:
+        """The room of one request's pictures. Close it when they are needed no more."""
+        return self._pixels.share()
 
-    async def from_base64(self, items: Sequence[tuple[str, str]]) -> tuple[Picture, ...]:
+    async def from_urls(
+        self, urls: Sequence[tuple[str, str]], room: ByteShare
+    ) -> tuple[Picture, ...]:
+        """The pictures behind (path of the field, URL), in that order, once there is room for
+        them. Raises RequestError."""
+        return await self._all(self._images().load, urls, room) if urls else ()
+
+    async def from_base64(
+        self, items: Sequence[tuple[str, str]], room: ByteShare
+    ) -> tuple[Picture, ...]:
         """As `from_urls`, of (path of the field, base64)."""
-        return await self._all(self._images().load_base64, items) if items else ()
+        return await self._all(self._images().load_base64, items, room) if items else ()
 
     async def close(self) -> None:
         if self._loader is not None:
@@ -44,20 +65,25 @@ class PictureIntake:
                 concurrency=self._settings.preprocess_concurrency,
                 allow_http=self._settings.allow_http_images,
                 allow_private=self._settings.allow_private_images,
+                limits=self._limits,
             )
         return self._loader
 
     async def _all(
-        self, load: Callable[..., Awaitable[Picture]], items: Sequence[tuple[str, str]]
+        self,
+        load: Callable[..., Awaitable[Picture]],
+        items: Sequence[tuple[str, str]],
+        room: ByteShare,
     ) -> tuple[Picture, ...]:
+        await room.grow(len(items) * self._limits.kept_bytes)
         tasks = [
             asyncio.ensure_future(load(text, param=path if path else None)) for path, text in items
         ]
         try:
-            return tuple([await task for task in tasks])
+            pictures = tuple([await task for task in tasks])
+            room.shrink(sum(len(picture.rgb) for picture in pictures))
+            return pictures
         finally:
-            for (
-                task
-            ) in tasks:  # of one that failed, or whose client left, the others are not needed
+            for task in tasks:  # when one failed or the client left, the others are not needed
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

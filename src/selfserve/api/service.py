@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, cast
 
+from selfserve.api.budget import ByteBudget, ByteShare
+from selfserve.api.messages import ChatMessage, shown_texts
 from selfserve.api.pictures import PictureIntake
 from selfserve.api.sampling import file_sampling
+from selfserve.api.tokenizing import PromptTokenizer, TextMeasure
 from selfserve.api.workers import Workers
 from selfserve.config import ModelInfo, ServerSettings
 from selfserve.engine.interface import Engine, Vocabulary
@@ -24,6 +27,12 @@ from selfserve.sampling import SamplingParams, effective
 from selfserve.text.reasoning import ReasoningFormat, find_format
 from selfserve.text.template import CHATML, ChatTemplate
 
+BODY_BYTES = 64 << 20
+"""Bytes of large bodies that are being read or worked on at a time, over all requests. Decoded, a
+body can take several times as much."""
+BODY_WAIT_S = 20.0
+"""Time that a body waits for room before its request is refused."""
+
 Generated = Progress | Delta | Finished
 """Events of a request that runs; failures are exceptions instead."""
 
@@ -38,8 +47,10 @@ class Service:
         self.settings = settings
         self.model = model
         self.workers = workers
+        self.bodies = ByteBudget(BODY_BYTES, wait_s=BODY_WAIT_S, what="large bodies at a time")
         self.pictures = PictureIntake(settings)
         self._template: ChatTemplate | None = None
+        self._measure: TextMeasure | None = None
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -101,14 +112,44 @@ class Service:
         if num_prompt == 0:
             raise InvalidRequest(f"{name} must have at least 1 token, got 0", param=param)
         if num_prompt > context - 1:
-            # Clients know an overflow by the words "this model's maximum context length is".
-            raise ContextLengthExceeded(
-                f"{name} must have at most {context - 1} tokens, got {num_prompt}:"
-                f" this model's maximum context length is {context} tokens,"
-                " prompt and answer together",
-                param=param,
-                details={"n_prompt_tokens": num_prompt, "n_ctx": context},
-            )
+            raise self._too_long(str(num_prompt), num_prompt, param)
+
+    def check_size(self, texts: Iterable[str], *, param: str | None = None) -> None:
+        """Raises ContextLengthExceeded for texts that are too long for the context, whatever
+        their tokens are. Nothing is tokenized; for a worker thread where the texts are large."""
+        least = self.measure().least_tokens(texts)
+        if least > self.ready.context_size - 1:
+            raise self._too_long(f"at least {least}", least, param)
+
+    def check_messages(self, messages: list[ChatMessage]) -> None:
+        """As `check_size`, of a conversation, before it is rendered."""
+        reasoning = self.reasoning_format()
+        self.check_size(shown_texts(messages, reasoning.end if reasoning else None))
+
+    def tokenizer(self, *, param: str | None = None) -> PromptTokenizer:
+        """For the texts of one prompt, which together must leave room for an answer."""
+
+        def refusal(least: int) -> ContextLengthExceeded:
+            return self._too_long(f"at least {least}", least, param)
+
+        return PromptTokenizer(self.measure(), self.ready.context_size - 1, refusal)
+
+    def measure(self) -> TextMeasure:
+        """What the vocabulary says about the length of texts."""
+        if self._measure is None or self._measure.vocabulary is not self.vocabulary:
+            self._measure = TextMeasure(self.vocabulary)
+        return self._measure
+
+    def _too_long(self, got: str, num_prompt: int, param: str | None) -> ContextLengthExceeded:
+        context = self.ready.context_size
+        # Clients know an overflow by the words "this model's maximum context length is".
+        return ContextLengthExceeded(
+            f"{param or 'the prompt'} must have at most {context - 1} tokens, got {got}:"
+            f" this model's maximum context length is {context} tokens,"
+            " prompt and answer together",
+            param=param,
+            details={"n_prompt_tokens": num_prompt, "n_ctx": context},
+        )
 
     def check_slot(self, slot: int | None) -> int:
         """The slot to run in, −1 for any. Raises InvalidRequest if there is no such slot."""
@@ -119,18 +160,24 @@ class Service:
             )
         return -1 if slot is None else slot
 
-    async def run(self, request: Request) -> AsyncGenerator[Generated, None]:
+    async def run(self, request: Request, room: ByteShare) -> AsyncGenerator[Generated, None]:
         """The request's events, the last one Finished. Raises what the engine reports.
 
-        Closing the generator aborts the request.
+        Closing the generator aborts the request. What the request's pictures take of `room` is
+        given back with the first token: then the engine has read them.
         """
+        num_pixel_bytes = sum(len(picture.rgb) for picture in request.pictures)
         events = cast(AsyncGenerator[Event, None], self.engine.submit(request))
+        del request  # it holds the pixels of all pictures, and answers take long
         try:
             async for event in events:
                 if isinstance(event, Failed):
                     raise from_name(
                         event.error, event.message, param=event.param, details=event.details
                     )
+                if num_pixel_bytes and not isinstance(event, Progress):
+                    room.give(num_pixel_bytes)
+                    num_pixel_bytes = 0
                 yield event
                 if isinstance(event, Finished):
                     return

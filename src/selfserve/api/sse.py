@@ -7,6 +7,8 @@ Rules of this file:
   can still become a real error answer.
 - After silence the writer sends a comment; the timer looks at a clock instead of being set anew
   for each event.
+- What a client has not taken is bounded: whoever makes events waits in `ready` before the next one.
+  A client that takes nothing at all for a while is gone.
 """
 
 from __future__ import annotations
@@ -17,6 +19,12 @@ from collections.abc import Callable
 from starlette.types import Send
 
 PING = b": ping\n\n"
+MAX_UNSENT = 256 << 10
+"""Bytes that may wait for a client before no more events are made for it."""
+SENT_AT_ONCE = 1 << 16
+"""Bytes of one send: a client that reads slowly is seen to read."""
+UNREAD_S = 60.0
+"""Time that a client has to take what is sent at once; then its connection is closed."""
 DONE = b"data: [DONE]\n\n"
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -40,8 +48,10 @@ class EventStream:
         self._ping_s = ping_s
         self._on_broken = on_broken
         self._loop = asyncio.get_running_loop()
-        self._waiting: list[bytes] = []
+        self._waiting = bytearray()
         self._wake = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
         self._closed = False
         self._last_push = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
@@ -54,9 +64,15 @@ class EventStream:
     def push(self, event: bytes) -> None:
         """Hands over one event or several; never waits."""
         self.begun = True
-        self._waiting.append(event)
+        self._waiting += event
         self._last_push = self._loop.time()
+        if len(self._waiting) > MAX_UNSENT:
+            self._has_room.clear()
         self._wake.set()
+
+    async def ready(self) -> None:
+        """Waits until the client has taken enough of what was pushed."""
+        await self._has_room.wait()
 
     async def close(self) -> None:
         """Sends what is waiting and ends the answer."""
@@ -73,7 +89,8 @@ class EventStream:
     def _check_silence(self) -> None:
         silence_s = self._loop.time() - self._last_push
         if silence_s >= self._ping_s:
-            self.push(PING)
+            if not self._waiting:  # else there is enough to read
+                self.push(PING)
             silence_s = 0.0
         self._timer = self._loop.call_later(self._ping_s - silence_s, self._check_silence)
 
@@ -91,10 +108,14 @@ class EventStream:
                 if not self._waiting and not self._closed:
                     self._wake.clear()
                     await self._wake.wait()
-                chunk, ended = b"".join(self._waiting), self._closed
-                self._waiting.clear()
-                await self._send(
-                    {"type": "http.response.body", "body": chunk, "more_body": not ended}
-                )
-        except OSError:
+                chunk = bytes(self._waiting[:SENT_AT_ONCE])
+                del self._waiting[:SENT_AT_ONCE]
+                ended = self._closed and not self._waiting
+                async with asyncio.timeout(UNREAD_S):
+                    await self._send(
+                        {"type": "http.response.body", "body": chunk, "more_body": not ended}
+                    )
+                if len(self._waiting) <= MAX_UNSENT:
+                    self._has_room.set()
+        except OSError:  # closed, or too long unread: TimeoutError is one, too
             self._on_broken()

@@ -15,7 +15,6 @@ from pydantic_core import ErrorDetails
 
 from selfserve.api.exchange import Exchange, as_object
 from selfserve.api.field_types import UNSUPPORTED
-from selfserve.api.json_body import SMALL_BODY_BYTES
 from selfserve.errors import InvalidRequest, RequestError, UnsupportedCapability, shown
 from selfserve.limits import range_text
 
@@ -44,8 +43,8 @@ async def read_model(exchange: Exchange, model: type[M]) -> M:
     """Reads the body of `exchange` as `model`. Raises RequestError; large bodies are checked in a
     worker thread."""
     body = as_object(await exchange.read_json())
-    if exchange.body_size > SMALL_BODY_BYTES:
-        return await exchange.workers.run(parse, model, body)
+    if exchange.is_large:
+        return await exchange.work(parse, model, body)
     return parse(model, body)
 
 

@@ -49,6 +49,11 @@ class Vocabulary(Protocol):
         ...
 
     @property
+    def longest_piece(self) -> int:
+        """Bytes of the longest token."""
+        ...
+
+    @property
     def chat_template(self) -> str | None:
         """The Jinja source in the model file, if it has one."""
         ...

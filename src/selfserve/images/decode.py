@@ -60,7 +60,7 @@ def inspect(data: bytes, *, param: str | None, limits: ImageLimits) -> Source:
 def decode(source: Source, *, param: str | None, limits: ImageLimits) -> Picture:
     """Decodes the first frame: upright, alpha on white, 8 bits a channel.
 
-    A very large picture is reduced and a tiny one padded, as `limits` says. Peak memory is about
+    A large picture is reduced, a tiny or a thin one padded, as `limits` says. Peak memory is about
     4 bytes for each stored pixel (WebP: 16) and 7 for each kept one. Raises UnsupportedImage if
     the file is damaged.
     """
@@ -70,9 +70,10 @@ def decode(source: Source, *, param: str | None, limits: ImageLimits) -> Picture
         opaque = _to_rgb(image, source, factor)
         image.close()
         del image
+        opaque = _reduced(opaque, limits)
         if source.orientation in _UPRIGHT:
             opaque = opaque.transpose(_UPRIGHT[source.orientation])
-        opaque = _pad(opaque, limits.min_side)
+        opaque = _reduced(_pad(opaque, limits), limits)
         rgb = opaque.tobytes()
     except MemoryError as error:
         raise OutOfMemory("not enough memory to decode the picture", param=param) from error
@@ -142,9 +143,20 @@ def _equals(rgb: Image.Image, colour: tuple[int, int, int]) -> Image.Image:
     return ImageChops.darker(ImageChops.darker(red, green), blue)
 
 
-def _pad(image: Image.Image, min_side: int) -> Image.Image:
-    """Repeats the edge pixels outwards up to `min_side`: a red dot becomes a red square."""
-    wide, high = max(0, min_side - image.width), max(0, min_side - image.height)
+def _reduced(image: Image.Image, limits: ImageLimits) -> Image.Image:
+    """The whole picture in at most `kept_pixels`."""
+    width, height = image.size
+    if width * height <= limits.kept_pixels:
+        return image
+    scale = math.sqrt(limits.kept_pixels / (width * height))
+    size = (max(1, int(width * scale)), max(1, int(height * scale)))
+    return image.resize(size, Image.Resampling.BICUBIC)
+
+
+def _pad(image: Image.Image, limits: ImageLimits) -> Image.Image:
+    """Repeats the edge pixels outwards up to the least sides: a red dot becomes a red square."""
+    least = max(limits.min_side, -(-max(image.size) // limits.ratio))
+    wide, high = max(0, least - image.width), max(0, least - image.height)
     if not wide and not high:
         return image
     around = ((high // 2, high - high // 2), (wide // 2, wide - wide // 2), (0, 0))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
+import zlib
 from dataclasses import dataclass
 from typing import Literal
 
@@ -135,7 +136,7 @@ def _read_png(data: bytes) -> Source:
             transparent = _transparent_colour(body, depth, colour)
         elif kind in _PNG_KEPT or (kind == b"tRNS" and colour == _PNG_PALETTE):
             kept.append(data[pos:end])
-        elif kind == b"eXIf":
+        elif kind == b"eXIf" and zlib.crc32(kind + body) == int.from_bytes(data[end - 4 : end]):
             orientation = _read_orientation(body)
         elif not kind[0] & 0x20:
             raise ValueError("an unknown critical chunk")
@@ -216,9 +217,9 @@ def _read_orientation(exif: bytes) -> int:
         (start,) = struct.unpack_from(f"{order}I", tiff, 4)
         (num_entries,) = struct.unpack_from(f"{order}H", tiff, start)
         for entry in range(start + 2, start + 2 + 12 * num_entries, 12):
-            tag, kind, _, value = struct.unpack_from(f"{order}HHIH", tiff, entry)
+            tag, kind, count, value = struct.unpack_from(f"{order}HHIH", tiff, entry)
             if tag == _ORIENTATION_TAG and kind == _TIFF_SHORT:
-                return value if 1 <= value <= 8 else 1
+                return value if count == 1 and 1 <= value <= 8 else 1
     except struct.error:
         pass
     return 1

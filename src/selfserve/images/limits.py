@@ -20,12 +20,20 @@ class ImageLimits:
     fetch_s: float = 15.0
     """Time of one fetch: look-up, connections, redirects and body together."""
     kept_pixels: int = 1 << 22
-    """A decoded picture that is at least four times as large is reduced by a whole factor, and
-    keeps at least this many pixels. Encoders scale to about 4 megapixels or less themselves, so
-    this costs no detail that they would see, and bounds what waits in memory."""
+    """A larger picture is reduced to this many pixels once it is decoded. Encoders scale to about
+    4 megapixels or less themselves, so this costs no detail that they would see, and bounds what
+    waits in memory."""
     min_side: int = 16
     """Shorter sides are padded up: a side under one patch of an encoder (14 or 16 px) can round
     to no patch at all."""
+    ratio: int = 16
+    """Of a picture that is longer in proportion the shorter side is padded up: scaled down to an
+    encoder's square, it would be less than a patch wide."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the largest picture that is kept."""
+        return 3 * self.kept_pixels
 
     def check_source(self, num_bytes: int, *, param: str | None) -> None:
         """Raises ImageTooLarge if a file of `num_bytes` is over the limit."""

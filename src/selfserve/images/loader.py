@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
-from selfserve.errors import ShuttingDown
 from selfserve.images.data_url import is_data_url, parse_base64, parse_data_url
 from selfserve.images.decode import decode, inspect
 from selfserve.images.fetch import ImageFetcher
 from selfserve.images.limits import ImageLimits
 from selfserve.request import Picture
+from selfserve.threads import WorkerThreads, check_wanted
 
 
 class ImageLoader:
@@ -38,9 +37,8 @@ class ImageLoader:
             allow_http=allow_http, allow_private=allow_private, limits=self._limits
         )
         self._places = asyncio.Semaphore(concurrency)
-        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="image")
+        self._threads = WorkerThreads(concurrency, concurrency, name="image")
         self._large = threading.Lock()
-        self._closed = False
 
     async def load(self, url: str, *, param: str | None) -> Picture:
         """The picture behind a data URL or an HTTPS URL.
@@ -67,17 +65,15 @@ class ImageLoader:
 
     async def close(self) -> None:
         """Drops what waits and closes connections. Does not wait for decoding threads."""
-        self._closed = True
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
         await self._fetcher.close()
 
     async def _in_thread(self, work: Callable[[], Picture]) -> Picture:
-        if self._closed:
-            raise ShuttingDown("the server is shutting down")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return await self._threads.run(work)
 
     def _decode(self, data: bytes, param: str | None) -> Picture:
         source = inspect(data, param=param, limits=self._limits)
         is_large = source.width * source.height > self._limits.kept_pixels
         with self._large if is_large else nullcontext():
+            check_wanted()
             return decode(source, param=param, limits=self._limits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 SEPARATOR = "\n\n"
 """Stands between the texts of messages that are merged into one."""
@@ -40,12 +41,11 @@ class Message:
         if isinstance(self.content, str):
             return (TextPart(self.content),)
         joined: list[Part] = []
-        for part in self.content:
-            last = joined[-1] if joined else None
-            if isinstance(part, TextPart) and isinstance(last, TextPart):
-                joined[-1] = TextPart(last.text + part.text)
+        for is_text, run in groupby(self.content, lambda part: isinstance(part, TextPart)):
+            if is_text:
+                joined.append(TextPart("".join(p.text for p in run if isinstance(p, TextPart))))
             else:
-                joined.append(part)
+                joined.extend(run)
         return tuple(joined)
 
     @property
@@ -90,14 +90,6 @@ def merge_neighbours(messages: Sequence[Message]) -> list[Message]:
         else:
             runs.append([message])
     return [_merged(run) for run in runs]
-
-
-def merge_last(messages: Sequence[Message]) -> list[Message]:
-    """The conversation with its last run of one role merged: the turn that will be continued."""
-    first = len(messages)
-    while first and messages[first - 1].role == messages[-1].role:
-        first -= 1
-    return [*messages[:first], _merged(messages[first:])]
 
 
 def _merged(run: Sequence[Message]) -> Message:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,43 +31,104 @@ class Tokenize(Protocol):
     def __call__(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]: ...
 
 
+SCANNED_AT_ONCE = 1 << 16
+"""Characters that are searched in one call, which holds the GIL."""
+
+
+def nothing() -> None:
+    """The check of work that nobody cancels."""
+
+
 class SpecialTexts:
     """The texts that a tokenizer would read as one special token."""
 
     def __init__(self, texts: Collection[str]) -> None:
-        self._texts = frozenset(text for text in texts if len(text.strip()) > 1)
-        first = "".join(sorted({text[0] for text in self._texts}))
-        self._first = re.compile(f"[{re.escape(first)}]") if first else None
-        self._lengths = sorted({len(text) for text in self._texts}, reverse=True)
+        known = {text for text in texts if len(text.strip()) > 1}
+        self._longest = max(map(len, known), default=0)
+        self._pattern = re.compile(_alternatives(known)) if known else None
 
-    def find(self, text: str, ignored: Collection[str] = ()) -> list[tuple[int, int]]:
+    def find(
+        self,
+        text: str,
+        ignored: Collection[str] = (),
+        check: Callable[[], None] = nothing,
+    ) -> Iterator[tuple[int, int]]:
         """Ranges `start, end` of the special texts in `text`, from left to right, longest first.
-
-        Vocabularies have up to thousands of them: a look-up for each length at the few places
-        where one can begin is much faster than one alternation of all.
-        """
-        if self._first is None:
-            return []
-        found: list[tuple[int, int]] = []
+        `check` is called now and then."""
+        if self._pattern is None:
+            return
         position = 0
-        while match := self._first.search(text, position):
-            start = match.start()
-            position = start + 1
-            for length in self._lengths:
-                candidate = text[start : start + length]
-                if len(candidate) == length and candidate in self._texts:
-                    if candidate not in ignored:
-                        found.append((start, start + length))
-                    position = start + length
+        for begin in range(0, len(text), SCANNED_AT_ONCE):
+            check()
+            end = begin + SCANNED_AT_ONCE
+            while match := self._pattern.search(text, max(begin, position), end + self._longest):
+                if match.start() >= end:
                     break
-        return found
+                position = match.end()
+                if match.group() not in ignored:
+                    yield match.span()
+
+    def first_apart(self, text: str, start: int, check: Callable[[], None] = nothing) -> int | None:
+        """Where, from `start` on, a special text begins that no other one reaches into, and no
+        white space stands before: some swallow it. Cut there, a text has the same tokens."""
+        if self._pattern is None:
+            return None
+        position = start
+        while position < len(text):
+            check()
+            match = self._pattern.search(text, position, position + SCANNED_AT_ONCE)
+            if match is None:
+                position += SCANNED_AT_ONCE - self._longest
+            elif text[match.start() - 1].isspace() or self._reaches(text, match.start()):
+                position = match.start() + 1
+            else:
+                return match.start()
+        return None
+
+    def _reaches(self, text: str, place: int) -> bool:
+        """True if a special text begins before `place` and ends behind it."""
+        assert self._pattern is not None, "asked about a match"
+        for begin in range(max(0, place - self._longest), place):
+            match = self._pattern.match(text, begin)
+            if match is not None and match.end() > place:
+                return True
+        return False
+
+
+def _alternatives(texts: Collection[str]) -> str:
+    """A pattern that finds the longest of the texts at a place in one pass over its letters.
+
+    Vocabularies have up to thousands of them, which an alternation of whole texts would try one
+    by one; this one branches at each letter.
+    """
+    tree: dict[str, Any] = {}
+    for text in texts:
+        node = tree
+        for letter in text:
+            node = node.setdefault(letter, {})
+        node[""] = {}
+    return _pattern_of(tree)
+
+
+def _pattern_of(tree: dict[str, Any]) -> str:
+    """The pattern of what may follow; texts have some hundred letters at most, so it recurses."""
+    prefix = ""
+    while len(tree) == 1 and "" not in tree:  # the letters that all have in common
+        ((letter, tree),) = tree.items()
+        prefix += re.escape(letter)
+    branches = [re.escape(k) + _pattern_of(tree[k]) for k in sorted(tree) if k]
+    if not branches:
+        return prefix
+    return f"{prefix}(?:{'|'.join(branches)})" + ("?" if "" in tree else "")
 
 
 class Guard:
     """Placeholders of one rendering. Not reusable, not shared between threads."""
 
-    def __init__(self, specials: SpecialTexts) -> None:
+    def __init__(self, specials: SpecialTexts, check: Callable[[], None] = nothing) -> None:
+        """`check` is called now and then while it searches."""
         self._specials = specials
+        self._check = check
         self._nonce = secrets.token_hex(8)
         self._originals: list[str] = []
 
@@ -75,7 +136,7 @@ class Guard:
         """`text` with placeholders for the special texts in it, except the `ignored` ones."""
         pieces: list[str] = []
         position = 0
-        for start, end in self._specials.find(text, ignored):
+        for start, end in self._specials.find(text, ignored, self._check):
             pieces += [text[position:start], self._placeholder(len(self._originals))]
             self._originals.append(text[start:end])
             position = end
@@ -114,9 +175,11 @@ def tokenize_segments(
     *,
     marker: str | None = None,
     picture: int = -1,
+    check_length: Callable[[int], None] = lambda _: None,
 ) -> list[int]:
     """The token ids of a prompt: what the model wants at its start (BOS) is added once. The id
-    `picture` comes out where `marker` stands."""
+    `picture` comes out where `marker` stands. `check_length` is told how many tokens there are
+    while they become more."""
     ids: list[int] = []
     for index, segment in enumerate(segments):
         first, *others = segment.text.split(marker) if marker else [segment.text]
@@ -126,6 +189,8 @@ def tokenize_segments(
             ids += _inside(first, segment.special, tokenize)
         for text in others:
             ids += [picture, *_inside(text, segment.special, tokenize)]
+            check_length(len(ids))
+        check_length(len(ids))
     return ids
 
 

@@ -8,7 +8,7 @@ is then written in the form that the template takes.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -20,12 +20,11 @@ from selfserve.text.messages import (
     TextPart,
     as_system,
     fold_system,
-    merge_last,
     merge_neighbours,
     merge_system,
 )
 from selfserve.text.reasoning import find_format
-from selfserve.text.sandbox import CompiledTemplate, TemplateFailed, TemplateRefused
+from selfserve.text.sandbox import CompiledTemplate, TemplateFailed, TemplateRefused, go_on
 from selfserve.text.segments import Guard, Segment, SpecialTexts
 
 CHATML = """\
@@ -68,11 +67,13 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True)
 class _Mode:
-    """What a request says about thinking, None: nothing; and whether a new answer is opened."""
+    """How a request wants its prompt: what it says about thinking (None: nothing), whether a new
+    answer is opened, and what is called to see whether it still wants one."""
 
     enabled: bool | None = None
     effort: str | None = None
     opens_answer: bool = True
+    check: Callable[[], None] = go_on
 
 
 class ChatTemplate:
@@ -127,15 +128,17 @@ class ChatTemplate:
         now: datetime | None = None,
         image_marker: str | None = None,
         opens_answer: bool = True,
+        check: Callable[[], None] = go_on,
     ) -> Rendered:
         """The prompt of a conversation that is not empty.
 
         A last message of the assistant is continued: the prompt ends with its text, and there is
         no thinking. `image_marker` is a text that no message contains; it comes out where the
         pictures stand. Without `opens_answer` the prompt ends with the last turn, and no header
-        of an answer follows. Raises InvalidRequest with the template's own text where it refuses.
+        of an answer follows. `check` is called now and then; it ends the work by an exception that
+        is no `Exception`. Raises InvalidRequest with the template's own text where it refuses.
         """
-        mode = _Mode(thinking, effort, opens_answer)
+        mode = _Mode(thinking, effort, opens_answer, check)
         clock = now or datetime.now().astimezone()
         usual = self._usual_form(as_system(messages))
         try:
@@ -157,6 +160,7 @@ class ChatTemplate:
         self._wants_parts = False
         self._wants_parts = not self._shows([user]) and self._shows([user], parts=True)
         self._takes_system = self._shows([rule, user])
+        self._loses_lone_system = self._try_out([rule]) is not None and not self._shows([rule])
         self._takes_any_system = self._shows([rule, late, user]) and self._shows(
             [rule, user, answer, late, again]
         )
@@ -190,13 +194,14 @@ class ChatTemplate:
     def _usual_form(self, messages: Sequence[Message]) -> list[Message]:
         """The conversation in the form that the template was seen to take."""
         usual = list(messages)
-        if not self._takes_system:
+        is_lost = self._loses_lone_system and all(m.role != "user" for m in usual)
+        if is_lost or not self._takes_system:
             usual = fold_system(usual)
         elif not self._takes_any_system:
             usual = merge_system(usual)
         if not self._takes_neighbours:
             return merge_neighbours(usual)
-        return merge_last(usual) if usual[-1].role == "assistant" else usual
+        return usual
 
     def _try_repaired(
         self,
@@ -226,7 +231,7 @@ class ChatTemplate:
         now: datetime,
         image_marker: str | None,
     ) -> Rendered:
-        guard = Guard(self._specials)
+        guard = Guard(self._specials, mode.check)
         last = messages[-1]
         continued = last.role == "assistant"
         if continued:
@@ -235,7 +240,8 @@ class ChatTemplate:
         mark = guard.end_mark()
         if continued:
             records[-1] = self._guarded(last, guard, image_marker, mark)
-        text = self._template.render(self._variables(records, mode, continued), now=now)
+        variables = self._variables(records, mode, continued)
+        text = self._template.render(variables, now=now, check=mode.check)
         if continued:
             text, found, _ = text.rpartition(mark)
             if not found:
@@ -252,14 +258,15 @@ class ChatTemplate:
         Templates part an assistant's thinking from its answer by the markers, so these stay.
         """
         kept = self._format.kept if self._format and message.role == "assistant" else ()
-        content = ""
+        pieces: list[str] = []
         for part in message.parts:
             if isinstance(part, TextPart):
-                content += guard.protect(part.text, kept)
+                pieces.append(guard.protect(part.text, kept))
             elif isinstance(part, ImagePart):
                 if image_marker is None:
                     raise ValueError("a conversation with pictures needs an image_marker")
-                content += image_marker
+                pieces.append(image_marker)
+        content = "".join(pieces)
         name = None if message.name is None else guard.protect(message.name)
         record = _record(message, content + mark, name, self._wants_parts)
         if message.reasoning_content is not None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, closing
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import msgspec
 
+from selfserve.api.budget import ByteShare
 from selfserve.api.exchange import Exchange
 from selfserve.api.llamacpp.merge import merged
 from selfserve.api.llamacpp.probabilities import ProbabilityRenderer
@@ -26,7 +30,7 @@ from selfserve.api.llamacpp.schema import CompletionRequest
 from selfserve.api.llamacpp.settings import generation_settings
 from selfserve.api.llamacpp.tokens import text_of
 from selfserve.api.sampling import resolve_seed, sampling_params
-from selfserve.api.service import Service
+from selfserve.api.service import Generated, Service
 from selfserve.api.sse import DONE, data_event
 from selfserve.api.timings import usage_object
 from selfserve.api.validation import read_model
@@ -44,6 +48,25 @@ from selfserve.request import (
 from selfserve.text.grammar import gbnf_constraint
 from selfserve.text.schema import json_schema_constraint
 
+Events = AsyncGenerator[tuple[int, Generated], None]
+"""(index of the prompt, event)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What all answers of one request have in common."""
+
+    head: dict[str, Any]
+    fields: tuple[str, ...]
+    """`response_fields`; none: all."""
+    tells_usage: bool
+
+    def last(self, event: dict[str, Any]) -> dict[str, Any]:
+        """A prompt's last event: whatever its fields, it tells which prompt's end it is."""
+        if not self.fields:
+            return event
+        return {"index": event["index"], "stop": True, **select_fields(event, self.fields)}
+
 
 class CompletionEndpoint:
     """Continues prompts with the model of a service."""
@@ -58,22 +81,36 @@ class CompletionEndpoint:
         """Handles one exchange. Raises SelfError where the request cannot be answered."""
         body = await read_model(exchange, CompletionRequest)
         self._check(body)
-        with self._service.admit(len(body.prompts)):
-            slot = self._service.check_slot(body.id_slot)
-            pictures = [await self._load(prompt) for prompt in body.prompts]
-            draft = CompletionDraft(body, self._service, slot, pictures)
-            prompts = await self._service.workers.run(draft.prompts)
-            head = {
-                "id": draft.id,
-                "object": "text_completion",
-                "created": int(time.time()),
-                "model": self._service.model.id,
-                "system_fingerprint": self._fingerprint,
-            }
-            if body.stream:
-                await self._stream(exchange, body, head, prompts)
+        room = self._service.pictures.share()
+        with self._service.admit(len(body.prompts)), closing(room):
+            head = self._head()
+            prompts, pictures = await self._prepare(exchange, body, head["id"], room)
+            answer = Answer(
+                head=head,
+                fields=tuple(body.response_fields or ()),
+                tells_usage=bool(
+                    self._openai and body.stream_options and body.stream_options.include_usage
+                ),
+            )
+            streams = bool(body.stream)
+            del body  # it is not kept while the engine works, nor are pixels
+            exchange.body_done()
+            events = merged(
+                [
+                    self._service.run(msgspec.structs.replace(p.request, pictures=found), room)
+                    for p, found in zip(prompts, pictures, strict=True)
+                ]
+            )
+            del pictures
+            if streams:
+                await self._stream(exchange, events, answer, prompts)
             else:
-                await self._answer(exchange, body, head, prompts)
+                data = await self._answer(events, answer, prompts)
+        # The places are free again, however long the client takes to read the rest.
+        if streams:
+            await exchange.end_stream()
+        else:
+            await exchange.send_json(data)
 
     def _check(self, body: CompletionRequest) -> None:
         """Raises for what no waiting would mend."""
@@ -105,58 +142,70 @@ class CompletionEndpoint:
             )
         self._service.pictures.check_count(len(prompt.media), param=path)
 
-    async def _load(self, prompt: Prompt) -> tuple[Picture, ...]:
-        if not prompt.media:
-            return ()
-        items = [(f"{prompt.media_path}[{i}]", data) for i, data in enumerate(prompt.media)]
-        return await self._service.pictures.from_base64(items)
+    async def _prepare(
+        self, exchange: Exchange, body: CompletionRequest, request_id: str, room: ByteShare
+    ) -> tuple[list[PreparedPrompt], list[tuple[Picture, ...]]]:
+        """Prompts without their pictures, and these."""
+        slot = self._service.check_slot(body.id_slot)
+        if exchange.is_large:
+            await exchange.work(self._check_sizes, body.prompts)
+        items = [
+            (f"{prompt.media_path}[{i}]", data)
+            for prompt in body.prompts
+            for i, data in enumerate(prompt.media)
+        ]
+        found = iter(await self._service.pictures.from_base64(items, room))
+        pictures = [tuple(islice(found, len(prompt.media))) for prompt in body.prompts]
+        counts = [len(prompt.media) for prompt in body.prompts]
+        draft = CompletionDraft(body, self._service, request_id, slot, counts)
+        return await exchange.work(draft.prompts), pictures
 
-    async def _answer(
-        self,
-        exchange: Exchange,
-        body: CompletionRequest,
-        head: dict[str, Any],
-        prompts: list[PreparedPrompt],
-    ) -> None:
-        answers = [CompletionAnswer(head, p, self._probabilities(p.request)) for p in prompts]
+    def _check_sizes(self, prompts: Sequence[Prompt]) -> None:
+        for prompt in prompts:
+            texts = (part for part in prompt.parts if isinstance(part, str))
+            self._service.check_size(texts, param=prompt.path)
+
+    def _head(self) -> dict[str, Any]:
+        return {
+            "id": f"cmpl-{secrets.token_hex(16)}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": self._service.model.id,
+            "system_fingerprint": self._fingerprint,
+        }
+
+    async def _answer(self, events: Events, answer: Answer, prompts: list[PreparedPrompt]) -> bytes:
+        answers = [
+            CompletionAnswer(answer.head, p, self._probabilities(p.request)) for p in prompts
+        ]
         found: dict[int, dict[str, Any]] = {}
-        streams = [self._service.run(prompt.request) for prompt in prompts]
-        async with aclosing(merged(streams)) as events:
+        async with aclosing(events):
             async for index, event in events:
                 if isinstance(event, Delta):
                     answers[index].push(event)
                 elif isinstance(event, Finished):
                     found[index] = answers[index].finish(event)
         ordered = [found[index] for index in range(len(prompts))]
-        await exchange.send_json(dumps(self._combined(body, head, ordered)).encode("ascii"))
+        return dumps(self._combined(answer, ordered)).encode("ascii")
 
-    def _combined(
-        self, body: CompletionRequest, head: dict[str, Any], answers: list[dict[str, Any]]
-    ) -> object:
-        names = body.response_fields
+    def _combined(self, answer: Answer, answers: list[dict[str, Any]]) -> object:
         if len(answers) == 1:
-            return select_fields(answers[0], names)
+            return select_fields(answers[0], answer.fields)
         if self._openai:
-            return select_fields(joined(head, answers), names)
-        return [select_fields(answer, names) for answer in answers]
+            return select_fields(joined(answer.head, answers), answer.fields)
+        return [select_fields(found, answer.fields) for found in answers]
 
     async def _stream(
-        self,
-        exchange: Exchange,
-        body: CompletionRequest,
-        head: dict[str, Any],
-        prompts: list[PreparedPrompt],
+        self, exchange: Exchange, events: Events, answer: Answer, prompts: list[PreparedPrompt]
     ) -> None:
-        options = body.stream_options
-        tells_usage = bool(self._openai and options and options.include_usage)
+        head, tells_usage = answer.head, answer.tells_usage
         writers = [
             CompletionEvents(head, p, self._probabilities(p.request), names_usage=tells_usage)
             for p in prompts
         ]
         usages: list[dict[str, Any]] = []
-        streams = [self._service.run(prompt.request) for prompt in prompts]
         stream = exchange.open_stream(self._service.settings.ping_s)
-        async with aclosing(merged(streams)) as events:
+        async with aclosing(events):
             async for index, event in events:
                 if isinstance(event, Delta):
                     data = writers[index].delta(event)
@@ -166,20 +215,13 @@ class CompletionEndpoint:
                     stream.push(writers[index].progress(event))
                 else:
                     usages.append(usage_object(event))
-                    stream.push(data_event(dumps(self._last(body, writers[index].last(event)))))
+                    stream.push(data_event(dumps(answer.last(writers[index].last(event)))))
+                await stream.ready()
         if tells_usage:
             usage = {**head, "choices": [], "usage": total_usage(usages)}
             stream.push(data_event(dumps(usage)))
         if self._openai:
             stream.push(DONE)
-        await exchange.end_stream()
-
-    def _last(self, body: CompletionRequest, event: dict[str, Any]) -> dict[str, Any]:
-        """A prompt's last event: whatever its fields, it tells which prompt's end it is."""
-        if not body.response_fields:
-            return event
-        chosen = select_fields(event, body.response_fields)
-        return {"index": event["index"], "stop": True, **chosen}
 
     def _probabilities(self, request: Request) -> ProbabilityRenderer:
         return ProbabilityRenderer(
@@ -194,17 +236,18 @@ class CompletionDraft:
         self,
         body: CompletionRequest,
         service: Service,
+        request_id: str,
         slot: int,
-        pictures: list[tuple[Picture, ...]],
+        num_pictures: list[int],
     ) -> None:
-        """`pictures` are those of each prompt."""
-        self.id = f"cmpl-{secrets.token_hex(16)}"
+        """`num_pictures` are those of each prompt."""
+        self._id = request_id
         self._body = body
         self._service = service
         self._vocabulary = service.vocabulary
         self._recommended = service.recommended_sampling
         self._slot = slot
-        self._pictures = pictures
+        self._num_pictures = num_pictures
 
     def prompts(self) -> list[PreparedPrompt]:
         """Tokenizes and compiles. Raises InvalidRequest; blocks, the GIL mostly free."""
@@ -212,7 +255,8 @@ class CompletionDraft:
         constraint = self._constraint()
         prepared = []
         for index, prompt in enumerate(self._body.prompts):
-            ids = tokenize_prompt(prompt, self._vocabulary)
+            tokenizer = self._service.tokenizer(param=prompt.path)
+            ids = tokenize_prompt(prompt, self._vocabulary, tokenizer)
             self._service.check_length(len(ids), param=prompt.path)
             if index > 0:  # a random seed is another one for each prompt
                 seed = resolve_seed(self._body.seed)
@@ -225,9 +269,8 @@ class CompletionDraft:
     ) -> PreparedPrompt:
         body = self._body
         request = Request(
-            id=self.id if len(body.prompts) == 1 else f"{self.id}-{index}",
+            id=self._id if len(body.prompts) == 1 else f"{self._id}-{index}",
             prompt=tuple(ids),
-            pictures=self._pictures[index],
             sampling=sampling,
             max_tokens=None if body.limit < 0 else body.limit,
             stop=tuple(body.stop or ()),
@@ -237,7 +280,7 @@ class CompletionDraft:
             slot=self._slot,
             cache_prompt=body.cache_prompt is not False,
             n_keep=(
-                self._service.keep_with(len(self._pictures[index]))
+                self._service.keep_with(self._num_pictures[index])
                 if body.n_keep is None
                 else body.n_keep
             ),

@@ -9,6 +9,9 @@ from typing import TypeVar
 
 E = TypeVar("E")
 
+MAX_AHEAD = 16
+"""Events that are taken from the streams before somebody asks for them."""
+
 
 async def merged(streams: Sequence[AsyncGenerator[E, None]]) -> AsyncGenerator[tuple[int, E], None]:
     """(index of the stream, event) until all streams have ended. The first failure of a stream is
@@ -18,17 +21,17 @@ async def merged(streams: Sequence[AsyncGenerator[E, None]]) -> AsyncGenerator[t
             async for event in only:
                 yield 0, event
         return
-    arrivals: asyncio.Queue[tuple[int, E] | Exception | None] = asyncio.Queue()
+    arrivals: asyncio.Queue[tuple[int, E] | Exception | None] = asyncio.Queue(MAX_AHEAD)
 
     async def pump(index: int) -> None:
         try:
             async with aclosing(streams[index]) as stream:
                 async for event in stream:
-                    arrivals.put_nowait((index, event))
+                    await arrivals.put((index, event))
         except Exception as error:
-            arrivals.put_nowait(error)
+            await arrivals.put(error)
         else:
-            arrivals.put_nowait(None)
+            await arrivals.put(None)
 
     tasks = [asyncio.create_task(pump(index)) for index in range(len(streams))]
     try:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, WithJsonSchema
 
 from selfserve.api.field_types import as_integer, invalid
+from selfserve.api.tokenizing import PromptTokenizer
 from selfserve.engine.interface import Vocabulary
 from selfserve.errors import InvalidRequest
 from selfserve.limits import MAX_PROMPTS
@@ -84,9 +85,12 @@ def _parse_object(value: dict[str, Any], path: str) -> Prompt:
     for key in value:
         if key not in PROMPT_KEYS:
             raise invalid("is unknown", path=f"{path}.{key[:100]}")
-    text = value.get("prompt_string")
+    if "prompt_string" not in value:
+        raise invalid("is required", path=f"{path}.prompt_string")
+    text = value["prompt_string"]
     if not isinstance(text, str):
-        raise invalid("must be a string", path=f"{path}.prompt_string", got=text or "null")
+        given = "null" if text is None else text
+        raise invalid("must be a string", path=f"{path}.prompt_string", got=given)
     data = value.get("multimodal_data")
     if data is None:
         return Prompt((text,), path=f"prompt{path}.prompt_string")
@@ -116,33 +120,39 @@ def check_markers(text: str, media: tuple[str, ...], path: str) -> None:
         )
 
 
-def tokenize_prompt(prompt: Prompt, vocabulary: Vocabulary) -> list[int]:
+def tokenize_prompt(
+    prompt: Prompt, vocabulary: Vocabulary, tokenizer: PromptTokenizer
+) -> list[int]:
     """The prompt's tokens, with BOS once in front of a text that begins it, if the model wants
     it, and a PICTURE_TOKEN for each marker of a picture. Raises InvalidRequest for an id that the
-    model does not have. For a worker thread."""
+    model does not have, and what `tokenizer` raises. For a worker thread."""
     if prompt.media:
-        ids = _tokenize_with_media(str(prompt.parts[0]), vocabulary)
+        ids = _tokenize_with_media(str(prompt.parts[0]), tokenizer)
     else:
-        ids = tokenize_parts(prompt.parts, vocabulary, path=prompt.path, add_special=True)
+        ids = tokenize_parts(
+            prompt.parts, vocabulary, tokenizer, path=prompt.path, add_special=True
+        )
     if vocabulary.add_bos and isinstance(prompt.parts[0], str):
         while len(ids) > 1 and ids[0] == ids[1] == vocabulary.bos_id:
             del ids[0]  # the text began with it already
     return ids
 
 
-def _tokenize_with_media(text: str, vocabulary: Vocabulary) -> list[int]:
+def _tokenize_with_media(text: str, tokenizer: PromptTokenizer) -> list[int]:
     first, *others = text.split(MEDIA_MARKER)
-    ids = vocabulary.tokenize(first, add_special=True, parse_special=True)
+    ids = tokenizer(first, add_special=True, parse_special=True)
     for other in others:
         ids.append(PICTURE_TOKEN)
         if other:
-            ids += vocabulary.tokenize(other, add_special=False, parse_special=True)
+            ids += tokenizer(other, add_special=False, parse_special=True)
+            tokenizer.check(len(ids))
     return ids
 
 
 def tokenize_parts(
     parts: tuple[str | int, ...],
     vocabulary: Vocabulary,
+    tokenizer: PromptTokenizer,
     *,
     path: str,
     add_special: bool,
@@ -152,12 +162,14 @@ def tokenize_parts(
     ids: list[int] = []
     for index, part in enumerate(parts):
         if isinstance(part, str):
-            ids += vocabulary.tokenize(
+            ids += tokenizer(
                 part, add_special=add_special and index == 0, parse_special=parse_special
             )
+            tokenizer.check(len(ids))
         else:
             check_id(part, vocabulary, f"{path}[{index}]")
             ids.append(part)
+    tokenizer.check(len(ids))
     return ids
 
 

@@ -110,6 +110,7 @@ def _answering(handler: Handler, service: Service, metrics: RequestMetrics) -> A
         return Answer(
             handler,
             workers=service.workers,
+            bodies=service.bodies,
             timeout_s=service.settings.request_timeout_s,
             on_cancel=metrics.count_cancelled,
         )

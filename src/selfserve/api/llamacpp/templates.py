@@ -11,7 +11,9 @@ from selfserve.api.service import Service
 from selfserve.api.thinking_fields import ThinkingFields
 from selfserve.api.validation import read_model
 from selfserve.errors import UnsupportedCapability
+from selfserve.text.segments import image_marker
 from selfserve.text.template import ChatTemplate
+from selfserve.threads import check_wanted
 
 
 class ApplyTemplateRequest(ThinkingFields):
@@ -38,15 +40,20 @@ class ApplyTemplate:
                     f"{path} is a picture, but the loaded model takes text only", param=path
                 )
         template = await self._service.chat_template()
-        prompt = await self._service.workers.run(self._rendered, body, template)
+        prompt = await exchange.work(self._rendered, body, template)
         await exchange.send_json(dumps({"prompt": prompt}).encode("ascii"))
 
     def _rendered(self, body: ApplyTemplateRequest, template: ChatTemplate) -> str:
         thinking, effort = body.thinking_mode(self._service.model.thinking_default)
-        return template.render(
+        self._service.check_messages(body.messages)
+        # Not MEDIA_MARKER: it may stand in a text, where it is no place of a picture.
+        marker = image_marker()
+        rendered = template.render(
             template_messages(body.messages),
             thinking=thinking,
             effort=effort,
-            image_marker=MEDIA_MARKER if image_urls(body.messages) else None,
+            image_marker=marker,
             opens_answer=body.add_generation_prompt is not False,
-        ).text
+            check=check_wanted,
+        )
+        return rendered.text.replace(marker, MEDIA_MARKER)

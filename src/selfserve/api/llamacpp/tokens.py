@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, WithJsonSchema
@@ -19,10 +19,13 @@ from selfserve.api.llamacpp.prompts import (
 from selfserve.api.llamacpp.render import dumps
 from selfserve.api.sampling_fields import Boolean, RequestModel
 from selfserve.api.service import Service
+from selfserve.api.tokenizing import PromptTokenizer, num_bytes
 from selfserve.api.validation import read_model
 from selfserve.engine.interface import Vocabulary
+from selfserve.errors import ContextLengthExceeded, RequestTooLarge
 from selfserve.request import PICTURE_TOKEN
 from selfserve.text.detokenizer import Detokenizer
+from selfserve.threads import check_wanted
 
 
 def _parse_ids(value: object) -> list[int]:
@@ -42,6 +45,14 @@ Ids = Annotated[
     BeforeValidator(_parse_ids),
     WithJsonSchema({"type": "array", "items": {"type": "integer", "minimum": 0}}),
 ]
+
+
+MIN_MOST_BYTES = 256 << 10
+"""Bytes of text, and token ids, that a request may always have."""
+BYTES_PER_TOKEN = 8
+"""The same for each token of the context, which may be larger."""
+UNLIMITED = 1 << 62
+ENTRIES_AT_ONCE = 4096
 
 
 class TokenizeRequest(RequestModel):
@@ -71,27 +82,56 @@ class TokenRoutes:
 
     async def tokenize(self, exchange: Exchange) -> None:
         body = await read_model(exchange, TokenizeRequest)
-        answer = await self._service.workers.run(_tokenized, body, self._service.vocabulary)
+        size = sum(num_bytes(part) if isinstance(part, str) else 0 for part in body.content)
+        if size > (most := self._most_bytes()):
+            raise RequestTooLarge(
+                f"content must have at most {most} bytes of text, got {size}", param="content"
+            )
+        answer = await exchange.work(self._tokenized, body)
         await exchange.send_json(answer)
 
     async def detokenize(self, exchange: Exchange) -> None:
         body = await read_model(exchange, DetokenizeRequest)
-        answer = await self._service.workers.run(_detokenized, body, self._service.vocabulary)
+        if len(body.tokens) > (most := self._most_bytes()):
+            raise RequestTooLarge(
+                f"tokens must have at most {most} entries, got {len(body.tokens)}", param="tokens"
+            )
+        answer = await exchange.work(_detokenized, body, self._service.vocabulary)
         await exchange.send_json(answer)
 
+    def _most_bytes(self) -> int:
+        """Of a text, and ids of a text: no client needs more than to see what a context holds."""
+        return max(MIN_MOST_BYTES, BYTES_PER_TOKEN * self._service.ready.context_size)
 
-def _tokenized(body: TokenizeRequest, vocabulary: Vocabulary) -> bytes:
-    ids = tokenize_parts(
-        body.content,
-        vocabulary,
-        path="content",
-        add_special=bool(body.add_special),
-        parse_special=body.parse_special is not False,
-    )
-    tokens: list[Any] = list(ids)
-    if body.with_pieces:
-        tokens = [{"id": i, "piece": _piece(vocabulary.piece(i, special=True))} for i in ids]
-    return dumps({"tokens": tokens}).encode("ascii")
+    def _tokenized(self, body: TokenizeRequest) -> bytes:
+        vocabulary = self._service.vocabulary
+        ids = tokenize_parts(
+            body.content,
+            vocabulary,
+            PromptTokenizer(self._service.measure(), UNLIMITED, _unlimited),
+            path="content",
+            add_special=bool(body.add_special),
+            parse_special=body.parse_special is not False,
+        )
+        if not body.with_pieces:
+            return dumps({"tokens": ids}).encode("ascii")
+        return b'{"tokens":[%b]}' % b",".join(_entries(ids, vocabulary))
+
+
+def _unlimited(_: int) -> ContextLengthExceeded:
+    raise AssertionError("no text has so many tokens")
+
+
+def _entries(ids: list[int], vocabulary: Vocabulary) -> Iterator[bytes]:
+    """The tokens with their pieces as JSON, some at a time: all as objects would take much more
+    memory, and one call that writes them would hold the GIL."""
+    for begin in range(0, len(ids), ENTRIES_AT_ONCE):
+        check_wanted()
+        entries = [
+            {"id": i, "piece": _piece(vocabulary.piece(i, special=True))}
+            for i in ids[begin : begin + ENTRIES_AT_ONCE]
+        ]
+        yield dumps(entries)[1:-1].encode("ascii")
 
 
 def _piece(piece: bytes) -> str | list[int]:

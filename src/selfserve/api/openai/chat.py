@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from contextlib import aclosing
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, closing
 from functools import partial
 
+from selfserve.api.budget import ByteShare
 from selfserve.api.exchange import Exchange
 from selfserve.api.messages import image_urls, template_messages
 from selfserve.api.openai.render import ChatAnswer, ChatChunks
 from selfserve.api.openai.schema import ChatRequest
 from selfserve.api.sampling import sampling_params
-from selfserve.api.service import Service
+from selfserve.api.service import Generated, Service
 from selfserve.api.validation import read_model
 from selfserve.engine.interface import Vocabulary
 from selfserve.errors import UnsupportedCapability
@@ -29,6 +31,7 @@ from selfserve.text.grammar import gbnf_constraint
 from selfserve.text.schema import json_object_constraint, json_schema_constraint
 from selfserve.text.segments import image_marker, tokenize_segments
 from selfserve.text.template import ChatTemplate
+from selfserve.threads import check_wanted
 
 
 class ChatEndpoint:
@@ -42,13 +45,27 @@ class ChatEndpoint:
         """Handles one exchange. Raises SelfError where the request cannot be answered."""
         chat = await read_model(exchange, ChatRequest)
         self._check_images(chat)
-        with self._service.admit():
-            pictures = await self._service.pictures.from_urls(image_urls(chat.messages))
-            request = await self._prepare(chat, pictures)
-            if chat.stream:
-                await self._stream(exchange, chat, request)
+        with self._service.admit(), closing(self._service.pictures.share()) as room:
+            request = await self._prepare(exchange, chat, room)
+            streams = bool(chat.stream)
+            options = chat.stream_options
+            usage = bool(options and options.include_usage)
+            del chat, options  # the body is not kept while the engine works, nor are pixels
+            exchange.body_done()
+            names = (request.id, self._service.model.id, self._fingerprint)
+            timings = request.timings_per_token
+            events = self._service.run(request, room)
+            del request
+            if streams:
+                chunks = ChatChunks(*names, timings=timings, usage=usage)
+                await self._stream(exchange, events, chunks)
             else:
-                await self._answer(exchange, request)
+                body = await self._answer(events, ChatAnswer(*names, timings=timings))
+        # The place is free again, however long the client takes to read the rest.
+        if streams:
+            await exchange.end_stream()
+        else:
+            await exchange.send_json(body)
 
     def _check_images(self, chat: ChatRequest) -> None:
         found = image_urls(chat.messages)
@@ -59,42 +76,33 @@ class ChatEndpoint:
             )
         self._service.pictures.check_count(len(found), param="messages")
 
-    async def _prepare(self, chat: ChatRequest, pictures: tuple[Picture, ...]) -> Request:
+    async def _prepare(self, exchange: Exchange, chat: ChatRequest, room: ByteShare) -> Request:
         service = self._service
         slot = service.check_slot(chat.id_slot)
+        if exchange.is_large:
+            await exchange.work(service.check_messages, chat.messages)
+        pictures = await service.pictures.from_urls(image_urls(chat.messages), room)
         template = await service.chat_template()
         draft = ChatDraft(chat, service, template, pictures)
-        request = await service.workers.run(draft.request, slot)
+        request = await exchange.work(draft.request, slot)
         service.check_length(len(request.prompt))
         return request
 
-    async def _answer(self, exchange: Exchange, request: Request) -> None:
-        answer = ChatAnswer(
-            request.id,
-            self._service.model.id,
-            self._fingerprint,
-            timings=request.timings_per_token,
-        )
-        async with aclosing(self._service.run(request)) as events:
+    async def _answer(self, events: AsyncGenerator[Generated, None], answer: ChatAnswer) -> bytes:
+        async with aclosing(events):
             async for event in events:
                 if isinstance(event, Delta):
                     answer.push(event)
                 elif isinstance(event, Finished):
                     body = answer.finish(event)
-        await exchange.send_json(body)
+        return body
 
-    async def _stream(self, exchange: Exchange, chat: ChatRequest, request: Request) -> None:
-        options = chat.stream_options
-        chunks = ChatChunks(
-            request.id,
-            self._service.model.id,
-            self._fingerprint,
-            timings=request.timings_per_token,
-            usage=bool(options and options.include_usage),
-        )
+    async def _stream(
+        self, exchange: Exchange, events: AsyncGenerator[Generated, None], chunks: ChatChunks
+    ) -> None:
         stream = exchange.open_stream(self._service.settings.ping_s)
         is_first = True
-        async with aclosing(self._service.run(request)) as events:
+        async with aclosing(events):
             async for event in events:
                 if is_first:
                     stream.push(chunks.first())
@@ -107,7 +115,7 @@ class ChatEndpoint:
                     stream.push(chunks.progress(event))
                 else:
                     stream.push(chunks.last(event))
-        await exchange.end_stream()
+                await stream.ready()
 
 
 class ChatDraft:
@@ -121,6 +129,7 @@ class ChatDraft:
         pictures: tuple[Picture, ...] = (),
     ) -> None:
         self._chat = chat
+        self._service = service
         self._pictures = pictures
         self._model = service.model
         self._sampling = service.recommended_sampling
@@ -163,13 +172,19 @@ class ChatDraft:
             thinking=thinking,
             effort=effort,
             image_marker=marker,
+            check=check_wanted,
         )
         thinks = thinking and self._template.supports_thinking and rendered.prefill is None
         if self._reasoning is not None and constrained and thinks:
             # A grammar holds from the first token on unless a block is open already.
             rendered = rendered.extended(self._reasoning.with_thinking(rendered.text))
+        tokenizer = self._service.tokenizer()
         prompt = tokenize_segments(
-            rendered.segments, self._vocabulary.tokenize, marker=marker, picture=PICTURE_TOKEN
+            rendered.segments,
+            tokenizer,
+            marker=marker,
+            picture=PICTURE_TOKEN,
+            check_length=tokenizer.check,
         )
         if self._reasoning is None:
             return prompt, None

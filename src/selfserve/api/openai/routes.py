@@ -30,6 +30,7 @@ def openai_router(service: Service, metrics: RequestMetrics, fingerprint: str) -
         return Answer(
             chat,
             workers=service.workers,
+            bodies=service.bodies,
             timeout_s=service.settings.request_timeout_s,
             on_cancel=metrics.count_cancelled,
         )
