@@ -163,6 +163,9 @@ class PromptMemory:
         catches an exception has to `discard` it.
         """
         source = self.best(sequence)
+        if source.record is not None and source.record.slot == HOST:
+            self._uses += 1  # before room is made: what is needed now must not leave for it
+            source.record.used = self._uses
         slot = self._choose(sequence, source)
         lost = len(slot.tokens) - (source.length if source.record is slot else 0)
         if not self._keep(slot, lost, allowance):
@@ -220,8 +223,6 @@ class PromptMemory:
             return 0
         if record.slot == HOST:
             assert record.blob is not None
-            self._uses += 1
-            record.used = self._uses
             kind, blob, held, position = (
                 Operation.RESTORE,
                 record.blob,

@@ -215,7 +215,9 @@ class Scheduler:
         if is_coming and not running.is_decoding and running.num_computed < length:
             return True
         del self._awaited[sequence.id]
-        return False
+        for other in self.running.values():  # another may have come further in common since then
+            self._find_fork(sequence, other)
+        return sequence.id in self._awaited
 
     def _order_pictures(self) -> None:
         if self._pictures is None:
