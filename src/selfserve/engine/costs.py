@@ -259,9 +259,9 @@ class Allowance:
 
     def permits(self, num_bytes: int) -> bool:
         """Whether an operation on so many bytes may still begin. The first of a step always may:
-        what is large moves on as well."""
+        what is large moves on as well. So may one that copies nothing."""
         expected_ms = self.spent_ms + self._costs.copy_ms(num_bytes)
-        return not self._has_copied or expected_ms <= self._limit_ms
+        return not num_bytes or not self._has_copied or expected_ms <= self._limit_ms
 
     @contextmanager
     def operation(self, kind: Operation, num_bytes: int = 0) -> Iterator[None]:
