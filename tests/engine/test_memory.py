@@ -8,6 +8,7 @@ from tests.support.builders import Rig, make_request, random_text
 from tests.support.byte_vocabulary import EOS
 from tests.support.scripted_runner import endless
 
+from selfserve.engine.remembered import MAX_CHECKPOINTS
 from selfserve.request import Request
 
 CUTTABLE = pytest.mark.parametrize("can_cut", [True, False], ids=["plain", "hybrid"])
@@ -257,6 +258,47 @@ def test_what_was_used_last_leaves_host_memory_last() -> None:
     computed_by(rig, make_request("again", talks["a"] + "!", max_tokens=1))
     assert rig.finished("again").cached_tokens == 100
     assert {chr(record.tokens[0]) for record in rig.memory.host} == {"a", "c"}
+
+
+@pytest.mark.parametrize(("can_cut", "lengths"), [(True, [40, 90]), (False, [40, 60, 90])])
+def test_a_longer_saved_state_replaces_those_it_begins_with_if_it_can_be_cut(
+    can_cut: bool, lengths: list[int]
+) -> None:
+    rig = Rig(num_slots=1, can_cut=can_cut)
+    talk = random_text(1, 90)
+    for name, prompt in {"a": talk[:60], "b": "b" * 40, "c": talk, "d": "d" * 10}.items():
+        rig.run([make_request(name, prompt, max_tokens=1)])
+    assert sorted(len(record.tokens) for record in rig.memory.host) == lengths
+    assert rig.memory.num_evictions == 0
+
+
+@CUTTABLE
+def test_what_is_saved_already_is_not_saved_again(can_cut: bool) -> None:
+    rig = Rig(num_slots=1, can_cut=can_cut)
+    for i in range(3):
+        computed_by(rig, make_request(f"a{i}", "a" * 100, max_tokens=1))
+        computed_by(rig, make_request(f"b{i}", "b" * 100, max_tokens=1))
+    assert sorted(len(record.tokens) for record in rig.memory.host) == [100, 100]
+
+
+def test_host_memory_holds_a_bounded_number_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selfserve.engine.memory.MAX_IN_HOST", 3)
+    rig = Rig(num_slots=1)
+    rig.run([make_request(name, name * 50, max_tokens=1) for name in "abcdef"])
+    assert [chr(record.tokens[0]) for record in rig.memory.host] == ["c", "d", "e"]
+
+
+def test_a_slot_has_a_bounded_number_of_checkpoints_and_keeps_the_newest() -> None:
+    rig = Rig(num_slots=1, can_cut=False, cache_ram_bytes=1 << 20)
+    rig.add(make_request("a", random_text(1, 400), max_tokens=1))
+    rig.step()
+    for length in range(70, 390, 20):
+        rig.memory.await_fork(rig.scheduler.running["a"], length)
+    rig.run()
+    lengths = [c.length for c in rig.memory.slots[0].checkpoints]
+    assert len(lengths) == MAX_CHECKPOINTS
+    assert lengths[-1] == 399
+    assert lengths == sorted(lengths)
 
 
 def test_checkpoints_of_a_forgotten_text_are_never_used_for_another() -> None:
