@@ -132,7 +132,11 @@ class Costs:
         """Learns from a step of `num_decode` tokens for `num_decoding` sequences, and
         `num_prefill` prompt tokens, that took `ms`."""
         if num_prefill:
-            self._prompt.learn(num_prefill, max(ms - self.decode_ms(num_decoding), 0.0))
+            decode_ms = self.decode_ms(num_decoding)
+            if ms < decode_ms:  # a part cannot take longer than the whole: both were taken for dear
+                decode_ms *= ms / (decode_ms + self._prompt.of(num_prefill))
+                self._decode_ms[num_decoding] = decode_ms
+            self._prompt.learn(num_prefill, max(ms - decode_ms, 0.0))
             self._settle_idle_budget()
         elif num_decode == num_decoding > 0:
             old = self.decode_ms(num_decoding)
