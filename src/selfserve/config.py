@@ -48,8 +48,6 @@ class EngineSettings:
     flash_attention: str = "auto"
     kv_type: str = "f16"
     use_mmap: bool = True
-    reads_aside: bool = True
-    """Whether long prompts may be read in a memory of their own, as large as a slot at most."""
     speculate: bool = True
     verbose: bool = False
 

@@ -66,15 +66,6 @@ def test_work_buffers_are_near_those_that_libllama_reserves(
     assert compute_bytes(smollm2, load) / MIB == pytest.approx(mebibytes, rel=0.1)
 
 
-def test_a_memory_for_long_prompts_counts_as_one_more_slot(smollm2: Shape) -> None:
-    load = Load(context_size=4096, num_slots=4)
-    side = replace(load, has_side=True)
-    assert context_bytes(smollm2, side) == context_bytes(smollm2, replace(load, num_slots=5))
-    assert context_bytes(smollm2, replace(side, num_slots=1)) == context_bytes(
-        smollm2, replace(load, num_slots=1)
-    )
-
-
 def test_cells_come_in_whole_blocks(smollm2: Shape) -> None:
     one, more = (context_bytes(smollm2, Load(context_size=size)) for size in (1, 257))
     assert (one, more) == (

@@ -50,16 +50,6 @@ def test_slots_give_way_first() -> None:
     assert fit(needed(two), context=True) == two
 
 
-def test_the_memory_for_long_prompts_gives_way_before_slots_do() -> None:
-    side = replace(WANTED, has_side=True)
-    assert fitted(need(needed(side)), side, context_is_decided=True, slots_are_decided=True) == side
-    for missing in (1, needed(side) - needed(WANTED)):
-        found = fitted(
-            need(needed(side) - missing), side, context_is_decided=True, slots_are_decided=True
-        )
-        assert found == WANTED
-
-
 def test_where_the_slots_were_decided_the_context_gives_way() -> None:
     half = replace(WANTED, context_size=8192)
     assert fit(needed(half), slots=True) == half

@@ -103,7 +103,7 @@ def test_every_option_reaches_its_setting(recorder: Recorder, model: str) -> Non
 
 
 def test_every_field_of_the_records_can_be_set() -> None:
-    decided_elsewhere = {"model_path", "reads_aside"}
+    decided_elsewhere = {"model_path"}
     fields = {item.name for item in dataclasses.fields(EngineSettings)}
     fields |= {item.name for item in dataclasses.fields(ServerSettings)}
     rows = {row.field for row in SETTINGS.values() if row.owner in ("engine", "server")}

@@ -40,5 +40,5 @@ def make_engine(cold: ColdAnswers) -> Iterator[Callable[..., TinyEngine]]:
 
     yield make
     for engine in engines:
-        engine.slots.check()
+        engine.memory.check()
         engine.close()

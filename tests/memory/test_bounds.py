@@ -13,10 +13,9 @@ from tests.support.tiny_engine import ColdAnswers, TinyEngine
 MakeEngine = Callable[..., TinyEngine]
 
 
-def held_bytes(engine: TinyEngine) -> tuple[int, int]:
-    """Bytes of the pool, and of the slots' own checkpoints."""
-    slots = engine.slots.slots
-    return engine.slots.pool.num_bytes, sum(c.blob.nbytes for s in slots for c in s.checkpoints)
+def checkpoint_bytes(engine: TinyEngine) -> int:
+    """Bytes of the slots' own checkpoints."""
+    return sum(c.blob.nbytes for slot in engine.memory.slots for c in slot.checkpoints)
 
 
 @pytest.mark.parametrize("limit", [0, 100_000, 1_500_000])
@@ -33,10 +32,8 @@ def test_saved_states_and_checkpoints_together_stay_under_the_limit(
             engine.add(request)
             while engine.scheduler.has_work:
                 engine.step()
-                pool, checkpoints = held_bytes(engine)
-                most = max(most, pool + checkpoints)
+                most = max(most, engine.memory.num_bytes)
                 assert most <= limit
-                assert checkpoints <= limit // 2
             tokens = engine.tokens(request.id)
             assert cold.of(request).agrees(tokens)
             chat.hear(tokens)
@@ -60,23 +57,25 @@ def test_the_newest_chat_gets_checkpoints_where_others_hold_all_the_room(
                 assert turn == 0 or computed <= chat.num_new + 64
                 chat.hear(tokens)
         # The second time there is room for just what one chat took the first time.
-        num_bytes = 2 * held_bytes(engine)[1] or num_bytes
+        num_bytes = checkpoint_bytes(engine) or num_bytes
 
 
-def test_checkpoints_that_come_back_with_a_saved_state_count_too(make_engine: MakeEngine) -> None:
+def test_checkpoints_that_come_back_with_a_saved_state_count_once(make_engine: MakeEngine) -> None:
     rng = random.Random(4)
     engine = make_engine(num_slots=1, batch_size=16)
-    first = TinyChat(engine.vocabulary)
+    first = TinyChat(engine.vocabulary, system=random_words(rng, 200))
     for turn in range(5):
         prompt = first.say(random_words(rng, 15))
         first.hear(engine.answer(make_request(str(turn), prompt, max_tokens=3)))
-    room = held_bytes(engine)[1] // 2
     engine.answer(make_request("other", prompt[::-1], max_tokens=3))
-    hits = engine.slots.pool.num_hits
-    engine.slots._checkpoint_limit = room  # as if other slots held the rest
-    # The next place for a checkpoint, where room would be made anyway, is more than a step away.
+    before, hits = engine.memory.num_bytes, engine.memory.num_hits
+    # The next place for a checkpoint is more than a step away.
     engine.add(make_request("again", [*prompt, *prompt[:9] * 6], max_tokens=3))
     engine.step()
-    assert engine.slots.pool.num_hits > hits
-    assert held_bytes(engine)[1] <= room
+    assert engine.memory.num_hits > hits
+    assert (checkpoint_bytes(engine) > 0) != engine.runner.capabilities.can_cut
+    saved = engine.memory.host[-1]
+    assert saved.blob is not None
+    added = saved.blob.nbytes + sum(c.blob.nbytes for c in saved.checkpoints)
+    assert before <= engine.memory.num_bytes <= before + added
     engine.run()

@@ -69,7 +69,7 @@ def test_each_client_gets_the_answer_to_its_own_prompt(
             engine.scheduler.abort(victim)
             aborted.add(victim)
             del requests[victim]
-        engine.slots.check()
+        engine.memory.check()
     engine.run()
     assert len(aborted) > NUM_ROUNDS // 20
     for name, request in requests.items():

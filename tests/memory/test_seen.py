@@ -6,10 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from selfserve.engine.media import Layout
 from tests.support.builders import make_request
 from tests.support.scripted_pictures import (
-    ScriptedEncoder,
     blind_layout,
     flat_layout,
     grid_layout,
@@ -17,8 +15,7 @@ from tests.support.scripted_pictures import (
 )
 from tests.support.tiny_engine import ColdAnswer, ColdAnswers, TinyEngine
 
-from selfserve.engine.pictures import Pictures
-from selfserve.native import library
+from selfserve.engine.pictures import Layout
 from selfserve.request import PICTURE_TOKEN, Delta, Request
 
 LAYOUTS: dict[str, Layout] = {
@@ -33,14 +30,8 @@ LAYOUTS: dict[str, Layout] = {
 class Seeing:
     """An engine with scripted pictures."""
 
-    def __init__(self, engine: TinyEngine, layout: Layout) -> None:
+    def __init__(self, engine: TinyEngine) -> None:
         self.engine = engine
-        model = engine.runner._model.handle
-        size = int(library.load().llama_model_n_embd_inp(model))
-        self.encoder = ScriptedEncoder(size)
-        context_size = engine.runner.capabilities.context_size
-        pictures = Pictures(layout, self.encoder, context_size)  # type: ignore[arg-type]
-        engine.scheduler.pictures = pictures
 
     def ask(
         self,
@@ -86,14 +77,14 @@ class Seeing:
 
 @pytest.fixture(scope="module")
 def reference(cold: ColdAnswers, arch: str) -> Iterator[Seeing]:
-    engine = TinyEngine(cold.path, num_slots=1)
-    yield Seeing(engine, LAYOUTS[arch])
+    engine = TinyEngine(cold.path, num_slots=1, layout=LAYOUTS[arch])
+    yield Seeing(engine)
     engine.close()
 
 
 @pytest.fixture
 def make_seeing(make_engine: Callable[..., TinyEngine], arch: str) -> Callable[..., Seeing]:
-    return lambda **options: Seeing(make_engine(**options), LAYOUTS[arch])
+    return lambda **options: Seeing(make_engine(layout=LAYOUTS[arch], **options))
 
 
 def test_an_answer_depends_on_the_picture(reference: Seeing) -> None:
@@ -111,7 +102,7 @@ def test_a_second_turn_encodes_nothing(
     assert reference.cold(first).agrees(answer)
     second = seeing.ask("b", "cat", text + seeing.engine.text(answer) + " And what else?")
     assert reference.cold(second).agrees(seeing.answer(second))
-    assert seeing.encoder.num_encoded == 1
+    assert seeing.engine.encoder.num_encoded == 1
     assert seeing.engine.finished("b").cached_tokens > 30
 
 
@@ -135,7 +126,7 @@ def test_chats_about_two_pictures_take_turns_in_one_slot(
             answer = seeing.answer(request)
             assert reference.cold(request).agrees(answer)
             chats[name] = text + seeing.engine.text(answer) + " And what else is there?"
-    assert seeing.engine.slots.pool.num_hits > 0
+    assert seeing.engine.memory.num_hits > 0
 
 
 def test_sequences_with_pictures_run_side_by_side(
@@ -158,7 +149,7 @@ def test_a_memory_that_ends_in_a_picture_is_saved_and_used_again(
     seeing = make_seeing(num_slots=1)
     request = seeing.ask("a", "cat", " What is this?", size=(10, 6))
     seeing.engine.add(request)
-    sequence = seeing.engine.scheduler.waiting[0][0]
+    sequence = seeing.engine.scheduler.waiting["a"]
     (span,) = sequence.media.spans
     while sequence.num_computed < span.end:
         seeing.engine.step()

@@ -12,7 +12,6 @@ from tests.support.tiny_chat import TinyChat, random_words
 from tests.support.tiny_engine import ColdAnswers, TinyEngine
 from tests.support.tiny_models import SLIDING_WINDOW, write_tiny_model
 
-from selfserve.engine.speculation import SMALL_MODEL_ON_CPU
 from selfserve.request import Constraint, Request
 
 MakeEngine = Callable[..., TinyEngine]
@@ -56,7 +55,7 @@ def test_chats_taking_turns_on_fewer_slots_keep_their_own_memory(
             assert_cold(engine, cold, [request])
             assert engine.finished(request.id).timings.prompt_n <= chat.num_new + 64
             chat.hear(tokens)
-    assert engine.slots.pool.num_hits > 0
+    assert engine.memory.num_hits > 0
 
 
 def test_simultaneous_prompts_compute_their_common_beginning_once(
@@ -150,7 +149,7 @@ def test_drafts_change_no_answer(arch: str, tmp_path: Path) -> None:
     # A model of six words repeats itself, so guesses are found, and some are right.
     path = write_tiny_model(tmp_path / "model.gguf", arch, eagerness=dict.fromkeys(words, 2.0))
     cold = ColdAnswers(path)
-    engine = TinyEngine(path, costs=SMALL_MODEL_ON_CPU)
+    engine = TinyEngine(path, has_drafts=True)
     text = "".join(words).replace("Ġ", " ")
     requests = [
         make_request(str(i), prompt_ids(engine, text * i + text[:9]), max_tokens=80)

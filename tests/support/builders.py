@@ -116,8 +116,10 @@ class Rig:
         """One step, if there is anything to compute; what it told."""
         plan = self.plan()
         self.events += self.scheduler.take_events()
-        if plan is None:
-            return []
+        return [] if plan is None else self.commit(plan)
+
+    def commit(self, plan: Plan) -> list[Event]:
+        """Computes a plan; what it told."""
         result = self.runner.run(plan)
         ms = STEP_MS + TOKEN_MS * plan.num_tokens
         self.clock.now_s += ms / 1e3
@@ -136,6 +138,12 @@ class Rig:
                 return
             self.step()
         raise AssertionError(f"still at work after {max_steps} steps")
+
+    def run_one(self, request: Request) -> None:
+        """Adds a request and steps until it has ended, whatever others do."""
+        self.add(request)
+        while not self.ends(request.id):
+            self.step()
 
     def fail_all(self, error: SelfError) -> None:
         self.scheduler.fail_all(error)

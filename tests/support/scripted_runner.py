@@ -150,7 +150,9 @@ class ScriptedRunner:
         self.damaged: set[int] = set()
         """Slots whose memory a failed step left in a state that nothing may be computed from."""
         self.fault: Fault | None = None
-        self.refuses_restore = False
+        self.on_operation: Callable[[str, int], bool] = lambda name, slot: True
+        """Sees the name and slot of each call for a memory before it happens. False: the call is
+        refused. May raise, or move a clock."""
         self.plans: list[list[tuple[int, int, int]]] = []
         """Of each step: (slot, start, number of tokens) of its chunks."""
         self.computed: Counter[int] = Counter()
@@ -242,13 +244,21 @@ class ScriptedRunner:
 
     # --- memory of one slot ---------------------------------------------------------------
 
+    def _permits(self, name: str, slot: int) -> bool:
+        self.calls[name] += 1
+        return self.on_operation(name, slot)
+
     def clear(self, slot: int) -> None:
-        self.calls["clear"] += 1
+        self._permits("clear", slot)  # what cannot be refused
+        self._empty(slot)
+
+    def _empty(self, slot: int) -> None:
         self.memory[slot] = []
         self.damaged.discard(slot)
 
     def cut(self, slot: int, length: int) -> bool:
-        self.calls["cut"] += 1
+        if not self._permits("cut", slot):
+            return False
         held = self.memory[slot]
         if length > len(held):
             return False
@@ -261,8 +271,7 @@ class ScriptedRunner:
         return True
 
     def shift(self, slot: int, keep: int, drop: int) -> bool:
-        self.calls["shift"] += 1
-        if not self.capabilities.can_shift:
+        if not self._permits("shift", slot) or not self.capabilities.can_shift:
             return False
         assert 0 <= keep < keep + drop <= len(self.memory[slot])
         del self.memory[slot][keep : keep + drop]
@@ -274,17 +283,18 @@ class ScriptedRunner:
     def save(self, slot: int, *, partial: bool = False) -> Blob | None:
         """The tokens themselves, behind a word that tells the two kinds apart."""
         assert slot not in self.damaged
-        self.calls["save"] += 1
+        if not self._permits("save", slot):
+            return None
         blob: Blob = np.array([partial, *self.memory[slot]], dtype=np.int64).view(np.uint8)
         return blob
 
     def restore(self, slot: int, blob: Blob, *, length: int, partial: bool = False) -> bool:
-        self.calls["restore"] += 1
+        is_permitted = self._permits("restore", slot)
         was_partial, *tokens = blob.view(np.int64).tolist()
         assert was_partial == partial, "a state must be loaded as it was saved"
         assert len(tokens) == length
-        if self.refuses_restore:
-            self.clear(slot)
+        if not is_permitted:
+            self._empty(slot)
             return False
         if partial and not self.capabilities.can_cut:
             held = self.memory[slot]

@@ -10,15 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 from tests.support.builders import Clock, make_request
+from tests.support.scripted_pictures import ScriptedEncoder
 
 from selfserve.config import EngineSettings
 from selfserve.engine.costs import Costs, StepCosts
 from selfserve.engine.intake import Preparation
 from selfserve.engine.llama_runner import LlamaRunner
 from selfserve.engine.memory import PromptMemory
+from selfserve.engine.pictures import Layout, Pictures
 from selfserve.engine.scheduler import Scheduler
+from selfserve.native import library
 from selfserve.request import Delta, Event, Failed, Finished, Request
 
 COSTS = StepCosts({1: 2.5, 16: 10.0})
@@ -58,7 +62,9 @@ class TinyEngine:
         cache_ram_bytes: int = 64 << 20,
         step_ms: float = 50.0,
         has_drafts: bool = False,
+        layout: Layout | None = None,
     ) -> None:
+        """`layout`: of scripted pictures; None: text only."""
         self.runner = LlamaRunner(
             EngineSettings(
                 model_path=path,
@@ -76,7 +82,16 @@ class TinyEngine:
         costs = Costs(step_ms, limits.batch_size, limits.num_slots, batches=COSTS)
         self.memory = PromptMemory(self.runner, costs, cache_ram_bytes)
         self.clock = Clock()
-        self.scheduler = Scheduler(limits, self.memory, costs, clock=self.clock)
+        self.encoder, pictures = ScriptedEncoder(), None
+        if layout is not None:
+            model = self.runner._model.handle
+            self.encoder = ScriptedEncoder(int(library.load().llama_model_n_embd_inp(model)))
+            pictures = Pictures(self.encoder)  # type: ignore[arg-type]
+            reader = SimpleNamespace(layout=layout, close=lambda: None)
+            self.runner._projector = reader  # type: ignore[assignment]
+        self.scheduler = Scheduler(
+            limits, self.memory, costs, pictures=pictures, clock=self.clock
+        )
         self.preparation = Preparation(self.runner, costs if has_drafts else None, clock=self.clock)
         self.events: dict[str, list[Event]] = {}
         self.num_computed = 0

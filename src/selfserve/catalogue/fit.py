@@ -41,18 +41,6 @@ class Load:
     outputs_per_slot: int = 17
     """Rows of logits that a slot may ask for in one step: its token and the longest draft."""
     prefix_bytes: int = 0
-    has_side: bool = False
-    """Whether long prompts are read in a memory of their own, which may grow as large as a slot."""
-
-    @property
-    def num_sides(self) -> int:
-        """Contexts beside that of the slots. Alone in one slot nobody needs one."""
-        return int(self.has_side and self.num_slots > 1)
-
-    @property
-    def num_memories(self) -> int:
-        """Sequences that there is memory for at once."""
-        return self.num_slots + self.num_sides
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +103,8 @@ def estimate(shape: Shape, load: Load, *, weight_bytes: int, projector_bytes: in
     return Estimate(
         weights=weight_bytes,
         context=context_bytes(shape, load),
-        recurrent=shape.recurrent_values * _FLOAT * load.num_memories,
-        compute=compute_bytes(shape, load) * (1 + load.num_sides),
+        recurrent=shape.recurrent_values * _FLOAT * load.num_slots,
+        compute=compute_bytes(shape, load),
         projector=projector_bytes + picture,
         prefixes=load.prefix_bytes,
     )
@@ -130,7 +118,7 @@ def context_bytes(shape: Shape, load: Load) -> int:
         layer.values_per_token * (windowed_cells if layer.windowed else cells)
         for layer in shape.attention
     )
-    return int(values * KV_BYTES[load.kv_type]) * load.num_memories
+    return int(values * KV_BYTES[load.kv_type]) * load.num_slots
 
 
 def compute_bytes(shape: Shape, load: Load) -> int:

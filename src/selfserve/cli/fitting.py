@@ -52,7 +52,7 @@ def measure(parts: Sequence[Path], projector: Path | None, gpu_bytes: int | None
     )
 
 
-def load_of(settings: EngineSettings, trained: int, *, on_gpu: bool) -> Load:
+def load_of(settings: EngineSettings, trained: int) -> Load:
     """How `settings` run a model that was trained for contexts of `trained` tokens."""
     context = settings.context_size or min(trained or 1 << 30, EngineSettings.DEFAULT_CONTEXT)
     return Load(
@@ -62,7 +62,6 @@ def load_of(settings: EngineSettings, trained: int, *, on_gpu: bool) -> Load:
         kv_type=settings.kv_type,
         flash_attention=settings.flash_attention != "off",
         prefix_bytes=settings.cache_ram_bytes or 0,
-        has_side=settings.reads_aside and not on_gpu,
     )
 
 
@@ -71,9 +70,6 @@ def fitted(need: Need, load: Load, *, context_is_decided: bool, slots_are_decide
 
     Raises ModelTooLarge that says what would fit.
     """
-    if need.check(load).fits:
-        return load
-    load = replace(load, has_side=False)  # slots are worth more
     checked = need.check(load)
     if checked.fits:
         return load

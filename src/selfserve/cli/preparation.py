@@ -134,7 +134,7 @@ def _fitted(
     except ModelLoadError as error:
         output.status(f"How much memory it needs cannot be told: {error.message}")
         return _with_cache(settings, available_memory_bytes() // 4)
-    load = load_of(settings, need.shape.context_length, on_gpu=on_gpu is not None)
+    load = load_of(settings, need.shape.context_length)
     chosen = load
     if not force:
         chosen = fitted(
@@ -143,8 +143,6 @@ def _fitted(
             context_is_decided=choices["context_size"].is_decided,
             slots_are_decided=choices["parallel"].is_decided,
         )
-    settings = replace(settings, reads_aside=chosen.has_side)
-    load = replace(load, has_side=chosen.has_side)
     if chosen != load:
         output.status(
             f"{load.num_slots} slots of {load.context_size} tokens do not fit: the model "

@@ -105,7 +105,7 @@ def _local_facts(resolved: ResolvedModel, choices: Choices) -> dict[str, Any]:
         need = measure(resolved.parts or (resolved.path,), settings.projector_path, on_gpu)
     except ModelLoadError as error:
         return {**facts, "memory": error.message}
-    load = load_of(settings, need.shape.context_length, on_gpu=on_gpu is not None)
+    load = load_of(settings, need.shape.context_length)
     checked = need.check(load)
     facts["run_as"] = {"context_size": load.context_size, "parallel": load.num_slots}
     facts["memory"] = checked.explain()

@@ -132,7 +132,11 @@ class Costs:
         """Learns from a step of `num_decode` tokens for `num_decoding` sequences, and
         `num_prefill` prompt tokens, that took `ms`."""
         if num_prefill:
-            self._prompt.learn(num_prefill, max(ms - self.decode_ms(num_decoding), 0.0))
+            decode_ms = self.decode_ms(num_decoding)
+            if ms < decode_ms:  # a part cannot take longer than the whole: both were taken for dear
+                decode_ms *= ms / (decode_ms + self._prompt.of(num_prefill))
+                self._decode_ms[num_decoding] = decode_ms
+            self._prompt.learn(num_prefill, max(ms - decode_ms, 0.0))
             self._settle_idle_budget()
         elif num_decode == num_decoding > 0:
             old = self.decode_ms(num_decoding)
@@ -259,9 +263,9 @@ class Allowance:
 
     def permits(self, num_bytes: int) -> bool:
         """Whether an operation on so many bytes may still begin. The first of a step always may:
-        what is large moves on as well."""
+        what is large moves on as well. So may one that copies nothing."""
         expected_ms = self.spent_ms + self._costs.copy_ms(num_bytes)
-        return not self._has_copied or expected_ms <= self._limit_ms
+        return not num_bytes or not self._has_copied or expected_ms <= self._limit_ms
 
     @contextmanager
     def operation(self, kind: Operation, num_bytes: int = 0) -> Iterator[None]:

@@ -163,6 +163,9 @@ class PromptMemory:
         catches an exception has to `discard` it.
         """
         source = self.best(sequence)
+        if source.record is not None and source.record.slot == HOST:
+            self._uses += 1  # before room is made: what is needed now must not leave for it
+            source.record.used = self._uses
         slot = self._choose(sequence, source)
         lost = len(slot.tokens) - (source.length if source.record is slot else 0)
         if not self._keep(slot, lost, allowance):
@@ -170,6 +173,7 @@ class PromptMemory:
         if not allowance.permits(self._copy_size(source, slot)):
             return False
         slot.owner, sequence.slot = sequence, slot.slot
+        slot.due.clear()  # of a free slot at most a Drop, and what follows replaces all it holds
         length = self._fill(slot, source, sequence.media, allowance)
         self._uses += 1
         slot.used, slot.tokens = self._uses, EMPTY
@@ -220,8 +224,6 @@ class PromptMemory:
             return 0
         if record.slot == HOST:
             assert record.blob is not None
-            self._uses += 1
-            record.used = self._uses
             kind, blob, held, position = (
                 Operation.RESTORE,
                 record.blob,
@@ -390,15 +392,17 @@ class PromptMemory:
         if self._lost_ms < self._costs.copy_ms(size) or not self.is_settled(sequence):
             return
         target = self.slots[next(i for i in range(ids[0], ids[-1]) if i not in by_slot)]
+        lost_ms, self._lost_ms = self._lost_ms, 0.0  # a move that fails is not tried at once again
         is_kept = self._keep(target, len(target.tokens), allowance)
         if is_kept and allowance.permits(size):
             self._move(sequence, target, size, allowance)
-            self._lost_ms = 0.0
+        else:
+            self._lost_ms = lost_ms
 
     def _move(self, sequence: Sequence, target: Record, size: int, allowance: Allowance) -> None:
         """Moves a running sequence into a free slot; it stays where it is if that fails."""
         source = self.slots[sequence.slot]
-        self._clear(target, allowance)
+        self.forget(target)
         with allowance.operation(Operation.MOVE, size):
             blob = self._runner.save(source.slot)
             if blob is None:
@@ -406,6 +410,7 @@ class PromptMemory:
             if not self._runner.restore(target.slot, blob, length=sequence.position):
                 return
         target.owner, target.used, source.owner = sequence, source.used, None
+        target.due.clear()
         target.checkpoints, target.stops = source.checkpoints, source.stops
         sequence.slot = target.slot
         source.checkpoints, source.stops = [], set()
@@ -419,7 +424,7 @@ class PromptMemory:
         slot.owner = None
         slot.due = [due for due in slot.due if not isinstance(due, TakeCheckpoint)]
         if sequence.num_shifted or not sequence.request.cache_prompt:
-            self._forget(slot)
+            self.forget(slot)
             return
         slot.tokens = np.array(sequence.tokens[: sequence.num_computed], dtype=np.int64)
         slot.position = sequence.position
@@ -428,9 +433,10 @@ class PromptMemory:
         """Frees the sequence's slot and forgets what it holds, which cannot be trusted."""
         slot = self.slots[sequence.slot]
         slot.owner = None
-        self._forget(slot)
+        self.forget(slot)
 
-    def _forget(self, slot: Record) -> None:
+    def forget(self, slot: Record) -> None:
+        """What a free slot holds is of no use any more, or not to be trusted."""
         slot.tokens, slot.checkpoints, slot.due = EMPTY, [], [Drop()]
 
     def _clear(self, slot: Record, allowance: Allowance) -> None:

@@ -28,6 +28,7 @@ from selfserve.engine.memory import PromptMemory
 from selfserve.engine.pictures import Pictures
 from selfserve.engine.plan import Chunk, Outcome, PicturePlan, Plan, Row, StepResult
 from selfserve.engine.planner import Planner, Situation
+from selfserve.engine.remembered import Record
 from selfserve.engine.runner import Capabilities
 from selfserve.engine.sequence import Sequence
 from selfserve.errors import InternalError, OutOfMemory, RequestTimeout, SelfError
@@ -166,17 +167,25 @@ class Scheduler:
         self._memory.begin_phase()
         self._end_long_held()
         for slot in self._memory.slots:
-            if not slot.due:
-                continue
-            if slot.owner is None:
-                self._memory.settle(slot, allowance)
-            else:
-                with self._guard(slot.owner):
-                    self._memory.settle(slot, allowance)
+            if slot.due:
+                self._settle(slot, allowance)
         self._admit(allowance)
-        self._memory.close_gap(self.running.values(), allowance)
+        try:
+            self._memory.close_gap(self.running.values(), allowance)
+        except Exception:  # whoever was to move stays where it is
+            log.exception("a sequence could not be moved to another slot")
         self._order_pictures()
         self._spent_ms = allowance.spent_ms
+
+    def _settle(self, slot: Record, allowance: Allowance) -> None:
+        try:
+            self._memory.settle(slot, allowance)
+        except Exception as error:
+            if slot.owner is not None:
+                self._end_badly(slot.owner, error)
+            else:
+                log.exception("a free slot could not be brought in order and is emptied")
+                self._memory.forget(slot)
 
     @contextmanager
     def _guard(self, sequence: Sequence) -> Iterator[None]:
@@ -221,7 +230,9 @@ class Scheduler:
         if is_coming and not running.is_decoding and running.num_computed < length:
             return True
         del self._awaited[sequence.id]
-        return False
+        for other in self.running.values():  # another may have come further in common since then
+            self._find_fork(sequence, other)
+        return sequence.id in self._awaited
 
     def _order_pictures(self) -> None:
         if self._pictures is None:

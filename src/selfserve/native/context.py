@@ -7,7 +7,6 @@ block for as long as the computation takes and release the GIL meanwhile.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -26,10 +25,6 @@ STATE_FULL = 0
 STATE_PARTIAL = 1
 """Flags of llama_state_seq_*_ext: all of a sequence, or only what cannot be cut (the recurrent
 or sliding-window part). A blob must be loaded with the flag that it was saved with."""
-
-OPERATIONS_BETWEEN = 16
-"""Of a graph that are computed between two calls of `between`: of 512 tokens with SmolLM2 about
-10 ms."""
 
 MROPE_TYPES = frozenset({8, 40})
 """llama_rope_type of models whose positions have several sections: MROPE, IMROPE."""
@@ -65,16 +60,8 @@ class ContextOptions:
 class Context:
     """Owns a `llama_context` of a model. Close it before the model."""
 
-    def __init__(
-        self,
-        model: Model,
-        options: ContextOptions,
-        *,
-        between: Callable[[], bool] | None = None,
-    ) -> None:
-        """`between` is called within `decode`, by its thread, after every few operations. It may
-        wait there; once it returns False the rest is not computed, and the memory has to be
-        cleared. Raises ModelLoadError."""
+    def __init__(self, model: Model, options: ContextOptions) -> None:
+        """Raises ModelLoadError."""
         self._lib: Any = model._lib
         lib = self._lib
         params = lib.llama_context_default_params()
@@ -91,9 +78,6 @@ class Context:
         # such models are chosen for, and checkpoints make up for what they forget.
         params.swa_full = False
         params.no_perf = True
-        if between is not None:
-            self._visitor = _visitor(lib, between)  # libllama keeps only the pointer
-            params.cb_eval = self._visitor
         self.handle = lib.llama_init_from_model(model.handle, params)
         if not self.handle:
             raise ModelLoadError(
@@ -227,17 +211,3 @@ class Context:
         if self.handle:
             self._lib.llama_free(self.handle)
             self.handle = None
-
-
-def _visitor(lib: Any, between: Callable[[], bool]) -> Any:
-    """The callback of ggml's scheduler: asked of each operation whether it shall stop after it."""
-    num_asked = 0
-
-    def visit(_tensor: Any, is_question: bool, _data: Any) -> bool:
-        nonlocal num_asked
-        if is_question:
-            num_asked += 1
-            return num_asked % OPERATIONS_BETWEEN == 0
-        return between()
-
-    return lib.ggml_backend_sched_eval_callback(visit)

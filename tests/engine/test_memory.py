@@ -4,11 +4,11 @@ is not the same text, and host memory stays under its limit."""
 from __future__ import annotations
 
 import pytest
-from selfserve.engine.slots import WORTH_A_COPY
 from tests.support.builders import Rig, make_request, random_text
 from tests.support.byte_vocabulary import EOS
 from tests.support.scripted_runner import endless
 
+from selfserve.engine.remembered import MAX_CHECKPOINTS
 from selfserve.request import Request
 
 CUTTABLE = pytest.mark.parametrize("can_cut", [True, False], ids=["plain", "hybrid"])
@@ -73,8 +73,8 @@ def test_what_must_not_be_kept_leaves_nothing_behind(can_cut: bool) -> None:
     request = make_request("a", "secret" * 20, max_tokens=5, cache_prompt=False)
     assert computed_by(rig, request) >= 120
     assert not any(rig.runner.memory)
-    assert not len(rig.slots.pool)
-    assert not any(slot.checkpoints for slot in rig.slots.slots)
+    assert not rig.memory.host
+    assert not any(slot.checkpoints for slot in rig.memory.slots)
     computed_by(rig, make_request("b", "secret" * 20 + "?", max_tokens=1))
     assert rig.finished("b").cached_tokens == 0
 
@@ -93,7 +93,7 @@ def test_an_empty_slot_is_taken_before_one_that_remembers() -> None:
     rig = Rig(num_slots=3)
     for name in "abc":
         computed_by(rig, make_request(name, name * 50, max_tokens=1))
-    assert sorted(slot.tokens[0] for slot in rig.slots.slots) == [97, 98, 99]
+    assert sorted(slot.tokens[0] for slot in rig.memory.slots) == [97, 98, 99]
     computed_by(rig, make_request("d", "d" * 50, max_tokens=1))
     assert rig.finished("d").slot == rig.finished("a").slot  # the one that was not used the longest
 
@@ -183,16 +183,7 @@ def test_who_waits_for_a_beginning_is_not_left_waiting_when_it_goes_away() -> No
     assert rig.finished("second").cached_tokens > 0  # what the first one had computed
 
 
-def test_a_short_common_beginning_is_not_worth_waiting_for() -> None:
-    rig = Rig(num_slots=2, batch_size=16, max_outputs=16)
-    stem = random_text(1, WORTH_A_COPY - 1)
-    for i in range(2):
-        rig.add(make_request(str(i), stem + f"{i}" + random_text(i, 50), max_tokens=1))
-    rig.step()
-    assert len(rig.scheduler.running) == 2
-
-
-# --- the pool -----------------------------------------------------------------------------
+# --- host memory --------------------------------------------------------------------------
 
 
 @CUTTABLE
@@ -209,32 +200,30 @@ def test_what_a_slot_loses_is_found_again(can_cut: bool) -> None:
 
 @CUTTABLE
 @pytest.mark.parametrize("limit", [0, 700, 2_500, 10_000])
-def test_the_pool_never_grows_beyond_its_limit(limit: int, can_cut: bool) -> None:
+def test_saved_states_and_checkpoints_never_grow_beyond_the_limit(limit: int, can_cut: bool) -> None:
     rig = Rig(num_slots=1, can_cut=can_cut, cache_ram_bytes=limit)
     for i in range(8):
         computed_by(rig, make_request(str(i), random_text(i, 100), max_tokens=3))
-        assert rig.slots.pool.num_bytes <= limit
-        held = sum(c.blob.nbytes for slot in rig.slots.slots for c in slot.checkpoints)
-        assert held <= limit // 2
+        assert rig.memory.num_bytes <= limit
 
 
-def test_room_is_made_before_memory_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig(num_slots=1, cache_ram_bytes=2_000)
-    original = rig.runner.save
+@CUTTABLE
+def test_room_is_made_before_memory_is_taken(can_cut: bool) -> None:
+    rig = Rig(num_slots=1, can_cut=can_cut, cache_ram_bytes=2_000)
 
-    def save(slot: int, *, partial: bool = False) -> object:
-        size = rig.runner.state_size(slot)
-        assert rig.slots.pool.num_bytes + size <= 2_000
-        return original(slot, partial=partial)
+    def check(name: str, slot: int) -> bool:
+        if name == "save":
+            assert rig.memory.num_bytes + rig.runner.state_size(slot) <= 2_000
+        return True
 
-    monkeypatch.setattr(rig.runner, "save", save)
+    rig.runner.on_operation = check
     for i in range(6):
         computed_by(rig, make_request(str(i), random_text(i, 100), max_tokens=1))
-    assert rig.runner.calls["save"] == 5
-    assert rig.slots.pool.num_evictions > 0
+    assert rig.runner.calls["save"] >= 5
+    assert rig.memory.num_bytes > 1_000
 
 
-def test_a_state_larger_than_the_pool_is_not_even_copied() -> None:
+def test_a_state_larger_than_the_limit_is_not_even_copied() -> None:
     rig = Rig(num_slots=1, cache_ram_bytes=500)
     for i in range(3):
         computed_by(rig, make_request(str(i), random_text(i, 100), max_tokens=1))
@@ -247,7 +236,7 @@ def test_a_state_that_cannot_be_restored_costs_time_and_nothing_else(can_cut: bo
     talks = [random_text(i, 120) for i in range(3)]
     for i, talk in enumerate(talks):
         computed_by(rig, make_request(f"a{i}", talk, max_tokens=1))
-    rig.runner.refuses_restore = True
+    rig.runner.on_operation = lambda name, slot: name != "restore"
     for i, talk in enumerate(talks):
         computed_by(rig, make_request(f"b{i}", talk + "!", max_tokens=3))
         assert rig.finished(f"b{i}").cached_tokens in (0, 120)
@@ -261,15 +250,55 @@ def test_a_beginning_that_two_talks_share_is_taken_from_either() -> None:
     assert computed_by(rig, make_request("c", stem + "c" * 60, max_tokens=1)) == 60
 
 
-def test_what_was_used_last_leaves_the_pool_last() -> None:
+def test_what_was_used_last_leaves_host_memory_last() -> None:
     rig = Rig(num_slots=1, cache_ram_bytes=2 * 8 * 102)
     talks = {name: name * 100 for name in "abc"}
     for name, talk in talks.items():
         computed_by(rig, make_request(name, talk, max_tokens=1))
     computed_by(rig, make_request("again", talks["a"] + "!", max_tokens=1))
     assert rig.finished("again").cached_tokens == 100
-    held = [name for name in "abc" if rig.slots.pool.covers([ord(name)] * 100)]
-    assert held == ["a", "c"]
+    assert {chr(record.tokens[0]) for record in rig.memory.host} == {"a", "c"}
+
+
+@pytest.mark.parametrize(("can_cut", "lengths"), [(True, [40, 90]), (False, [40, 60, 90])])
+def test_a_longer_saved_state_replaces_those_it_begins_with_if_it_can_be_cut(
+    can_cut: bool, lengths: list[int]
+) -> None:
+    rig = Rig(num_slots=1, can_cut=can_cut)
+    talk = random_text(1, 90)
+    for name, prompt in {"a": talk[:60], "b": "b" * 40, "c": talk, "d": "d" * 10}.items():
+        rig.run([make_request(name, prompt, max_tokens=1)])
+    assert sorted(len(record.tokens) for record in rig.memory.host) == lengths
+    assert rig.memory.num_evictions == 0
+
+
+@CUTTABLE
+def test_what_is_saved_already_is_not_saved_again(can_cut: bool) -> None:
+    rig = Rig(num_slots=1, can_cut=can_cut)
+    for i in range(3):
+        computed_by(rig, make_request(f"a{i}", "a" * 100, max_tokens=1))
+        computed_by(rig, make_request(f"b{i}", "b" * 100, max_tokens=1))
+    assert sorted(len(record.tokens) for record in rig.memory.host) == [100, 100]
+
+
+def test_host_memory_holds_a_bounded_number_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selfserve.engine.memory.MAX_IN_HOST", 3)
+    rig = Rig(num_slots=1)
+    rig.run([make_request(name, name * 50, max_tokens=1) for name in "abcdef"])
+    assert [chr(record.tokens[0]) for record in rig.memory.host] == ["c", "d", "e"]
+
+
+def test_a_slot_has_a_bounded_number_of_checkpoints_and_keeps_the_newest() -> None:
+    rig = Rig(num_slots=1, can_cut=False, cache_ram_bytes=1 << 20)
+    rig.add(make_request("a", random_text(1, 400), max_tokens=1))
+    rig.step()
+    for length in range(70, 390, 20):
+        rig.memory.await_fork(rig.scheduler.running["a"], length)
+    rig.run()
+    lengths = [c.length for c in rig.memory.slots[0].checkpoints]
+    assert len(lengths) == MAX_CHECKPOINTS
+    assert lengths[-1] == 399
+    assert lengths == sorted(lengths)
 
 
 def test_checkpoints_of_a_forgotten_text_are_never_used_for_another() -> None:
@@ -291,6 +320,7 @@ def test_a_shifted_context_is_never_taken_for_the_text_it_began_with(can_cut: bo
     prompt = random_text(1, 50)
     rig.run([make_request("a", prompt, max_tokens=60, n_keep=10)])
     assert rig.finished("a").truncated
+    rig.check_idle()
     assert not rig.runner.memory[0]
     computed_by(rig, make_request("b", prompt, max_tokens=5))
     assert rig.finished("b").cached_tokens == 0

@@ -1,18 +1,11 @@
-"""Where checkpoints are taken, and which of them stay when room is short."""
+"""Where checkpoints are taken, which of them stay, and how prompts are compared."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from selfserve.engine.checkpoints import (
-    HEADER,
-    MAX_CHECKPOINTS,
-    Checkpoint,
-    make_room,
-    num_bytes,
-    places,
-    thin_out,
-)
+
+from selfserve.engine.remembered import HEADER, Checkpoint, common_length, places, thin_out
 
 END = 7
 
@@ -58,20 +51,11 @@ def test_thinning_out_leaves_the_rest_spread_and_the_newest_in_place() -> None:
         assert lengths_of(checkpoints) == left
 
 
-def test_a_slot_has_no_more_than_its_share() -> None:
-    own = checkpoints_at(*range(100, 100 * (MAX_CHECKPOINTS + 1), 100))
-    assert make_room(own, [own], 10, 1 << 20)
-    assert len(own) == MAX_CHECKPOINTS - 1
-
-
-def test_whoever_has_most_makes_room_for_one_who_has_none() -> None:
-    own, few, many = checkpoints_at(), checkpoints_at(10, 20), checkpoints_at(10, 20, 30)
-    assert make_room(own, [own, few, many], 20, 50)
-    assert (len(own), len(few), len(many)) == (0, 1, 2)
-    assert num_bytes([own, few, many]) + 20 <= 50
-
-
-def test_what_never_fits_drops_nothing() -> None:
-    own = checkpoints_at(10, 20)
-    assert not make_room(own, [own], 51, 50)
-    assert lengths_of(own) == [10, 20]
+@pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 575, 576, 577, 5_000])
+def test_the_first_difference_is_found_at_every_place(length: int) -> None:
+    ours = np.arange(length + 40)
+    theirs = ours.copy()
+    theirs[length] = -1
+    assert common_length(ours, theirs) == common_length(theirs, ours) == length
+    assert common_length(ours[:length], theirs) == length
+    assert common_length(ours, ours[: length + 7]) == length + 7
