@@ -64,7 +64,7 @@ class TokenChooser:
                 "logit_bias must leave a token that may be chosen", param="logit_bias"
             )
         if self.constraint is not None and self._banned:
-            pass
+            self.constraint.check_possible(self._banned)
 
     def choose(self, row: Row, *, constrained: bool) -> tuple[int, TokenProbs | None]:
         """The next token. With `constrained` the grammar forbids what it does not allow and is
@@ -116,7 +116,7 @@ class TokenChooser:
     def forced_tokens(self) -> list[int]:
         """The tokens that the grammar leaves no choice about, up to one that is banned: from there
         on the model finds other tokens for the same text."""
-        return [] if self.constraint is None else self.constraint.forced_tokens()
+        return [] if self.constraint is None else self.constraint.forced_tokens(self._banned)
 
     def _probs(
         self, token: int, value: float, top_ids: npt.NDArray[np.integer], top_values: Logits

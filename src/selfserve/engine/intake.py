@@ -4,8 +4,9 @@ beside the engine's loop.
 Rules of this file
     The loop gets finished objects: a sequence with its sampler chain, grammar, drafter, pictures'
     tokens and output, or the error that ended the request.
-    What may take long (grammars, DRY, which scan the vocabulary) has a thread of its own, so that
-    it keeps no plain request waiting.
+    What may take long has a thread of its own for each kind (grammars; DRY, which scans the
+    vocabulary, and windows that many tokens are shown to), so that it keeps no plain request
+    waiting.
     A request that is aborted while it is made ready never reaches the loop.
 """
 
@@ -15,6 +16,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Protocol
 
 from selfserve.engine.answer import Answer
@@ -27,6 +29,7 @@ from selfserve.engine.scheduler import failed_by
 from selfserve.engine.sequence import Sequence
 from selfserve.engine.speculation import MAX_DRAFT, LookupDrafter
 from selfserve.request import Abort, Command, Failed, Hold, Request, Shutdown, Submit
+from selfserve.sampling import DEFAULT_SAMPLERS
 
 Arrival = Sequence | Failed | Abort | Hold | Shutdown
 """What the loop finds in front of its door."""
@@ -38,6 +41,13 @@ class Inbox(Protocol):
     def receive(self, timeout_s: float) -> list[Command]:
         """All commands that are there; waits for the first one at most `timeout_s`."""
         ...
+
+
+class Lane(StrEnum):
+    """Threads for requests that may take long to prepare."""
+
+    GRAMMAR = "grammars"
+    CHAIN = "chains"
 
 
 class Preparation:
@@ -59,8 +69,12 @@ class Preparation:
         self._factory: ConstraintFactory | None = None
         self._lock = threading.Lock()
 
-    def takes_long(self, request: Request) -> bool:
-        return request.constraint is not None or request.sampling.dry_multiplier != 0.0
+    def lane(self, request: Request) -> Lane | None:
+        """Which thread prepares the request; None: it takes no time worth a thread."""
+        sampling = request.sampling
+        if sampling.dry_multiplier != 0.0 or len(sampling.samplers) > len(DEFAULT_SAMPLERS):
+            return Lane.CHAIN
+        return Lane.GRAMMAR if request.constraint is not None else None
 
     def sequence(self, request: Request, constraint: ConstraintState | None = None) -> Sequence:
         """A request ready to run. Raises SelfError. `constraint`: its grammar, if it was compiled
@@ -120,14 +134,19 @@ class Intake:
         self._inbox = inbox
         self._preparation = preparation
         self._arrivals: queue.SimpleQueue[Arrival | None] = queue.SimpleQueue()
-        self._orders: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._orders: dict[Lane, queue.SimpleQueue[Request | None]] = {
+            lane: queue.SimpleQueue() for lane in Lane
+        }
         self._lock = threading.Lock()
         self._ordered: dict[str, None] = {}
-        """Ids of the requests that wait for the slow thread, oldest first."""
+        """Ids of the requests that wait in lanes, oldest first."""
         self._is_closing = False
         self._threads = [
             threading.Thread(target=self._read, name="intake", daemon=True),
-            threading.Thread(target=self._prepare_slow, name="prepare", daemon=True),
+            *(
+                threading.Thread(target=self._prepare, args=(lane,), name=lane, daemon=True)
+                for lane in Lane
+            ),
         ]
 
     def start(self) -> None:
@@ -157,7 +176,8 @@ class Intake:
         """Ends the threads, after the request that each works on; ids of requests that were under
         way to the loop. May be called again."""
         self._is_closing = True
-        self._orders.put(None)
+        for orders in self._orders.values():
+            orders.put(None)
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(self.CLOSING_S)
@@ -181,10 +201,11 @@ class Intake:
     def _obey(self, command: Command) -> None:
         if isinstance(command, Submit):
             request = command.request
-            if self._preparation.takes_long(request):
+            lane = self._preparation.lane(request)
+            if lane is not None:
                 with self._lock:
                     self._ordered[request.id] = None
-                self._orders.put(request)
+                self._orders[lane].put(request)
             else:
                 self._arrivals.put(self._prepared(request))
             return
@@ -193,8 +214,8 @@ class Intake:
                 self._ordered.pop(command.id, None)
         self._arrivals.put(command)
 
-    def _prepare_slow(self) -> None:
-        while (request := self._orders.get()) is not None:
+    def _prepare(self, lane: Lane) -> None:
+        while (request := self._orders[lane].get()) is not None:
             if request.id not in self._ordered:
                 continue
             arrival = self._prepared(request)

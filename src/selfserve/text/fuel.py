@@ -11,39 +11,34 @@ from collections.abc import Callable
 
 MAX_STEPS = 1_000_000
 """A step is about a microsecond of work, here or (where a pass can tell) in llguidance."""
-_STEPS_BETWEEN_QUESTIONS = 5_000
+_STEPS_BETWEEN_CHECKS = 5_000
 
 
 class OutOfFuel(ValueError):
     """The work exceeds the budget."""
 
 
-class CompilationCancelled(Exception):
-    """Nobody waits for the grammar any more: `is_cancelled` said so."""
-
-
 class Fuel:
     """The budget of one schema or grammar."""
 
-    def __init__(
-        self, is_cancelled: Callable[[], bool] | None = None, *, steps: int = MAX_STEPS
-    ) -> None:
-        """`is_cancelled` is asked now and then, on the thread that spends."""
-        self._is_cancelled = is_cancelled
+    def __init__(self, check: Callable[[], None] | None = None, *, steps: int = MAX_STEPS) -> None:
+        """`check` is called now and then, on the thread that spends; it raises when nobody waits
+        for the grammar any more."""
+        self._check = check
         self._steps = steps
         self.spent = 0
-        self._next_question = _STEPS_BETWEEN_QUESTIONS
+        self._next_check = _STEPS_BETWEEN_CHECKS
 
     def spend(self, steps: int = 1) -> None:
-        """Raises OutOfFuel if the budget is used up, CompilationCancelled if nobody waits."""
+        """Raises OutOfFuel if the budget is used up, and what `check` raises."""
         self.spent += steps
         if self.spent > self._steps:
             raise OutOfFuel(f"it is too complex: it takes more than {self._steps} steps of work")
-        if self.spent > self._next_question:
-            self.check_cancelled()
+        if self.spent > self._next_check:
+            self.check_wanted()
 
-    def check_cancelled(self) -> None:
-        """To be called before work that cannot be interrupted. Raises CompilationCancelled."""
-        self._next_question = self.spent + _STEPS_BETWEEN_QUESTIONS
-        if self._is_cancelled is not None and self._is_cancelled():
-            raise CompilationCancelled
+    def check_wanted(self) -> None:
+        """To be called before work that cannot be interrupted."""
+        self._next_check = self.spent + _STEPS_BETWEEN_CHECKS
+        if self._check is not None:
+            self._check()

@@ -36,19 +36,19 @@ up above 2,000."""
 
 
 def gbnf_constraint(
-    text: str, *, param: str = "grammar", is_cancelled: Callable[[], bool] | None = None
+    text: str, *, param: str = "grammar", check: Callable[[], None] | None = None
 ) -> Constraint:
     """The grammar written in `text`, whose start is the rule `root`.
 
     Takes milliseconds, for the largest that are allowed a second or two: call it from a worker.
     Raises InvalidRequest with `param` and the line if the text is no grammar, lacks a rule, is
     left-recursive, has no end, is too complex, or is nested or repeated beyond the limits;
-    CompilationCancelled soon after `is_cancelled` says so.
+    what `check` raises, which is called now and then.
     """
-    fuel = Fuel(is_cancelled)
+    fuel = Fuel(check)
     try:
         grammar = _Writer(GrammarFacts(parse_gbnf(text, fuel), fuel)).written()
-        fuel.check_cancelled()
+        fuel.check_wanted()
     except (GrammarError, OutOfFuel) as error:
         raise InvalidRequest(f"{param}: {error}", param=param) from error
     written = str(LLMatcher.grammar_from_lark(grammar))

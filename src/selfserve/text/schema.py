@@ -55,18 +55,18 @@ def json_schema_constraint(
     schema: object,
     *,
     param: str = "json_schema",
-    is_cancelled: Callable[[], bool] | None = None,
+    check: Callable[[], None] | None = None,
 ) -> Constraint:
     """The grammar of the JSON values that satisfy `schema`; `{}` and true: any JSON value.
 
     Takes milliseconds, for the largest that are allowed a second or two: call it from a worker.
     Raises InvalidRequest with `param`, naming the keyword and its place, if the schema is
     malformed, too large or too complex, allows no value, or holds a keyword that cannot be
-    enforced; CompilationCancelled soon after `is_cancelled` says so.
+    enforced; what `check` raises, which is called now and then.
     """
     if not isinstance(schema, dict | bool):
         raise InvalidRequest(f"{param} must be an object", param=param)
-    fuel = Fuel(is_cancelled)
+    fuel = Fuel(check)
     reader = SchemaReader(schema, param, fuel)
     try:
         checked = reader.read_root()
@@ -76,7 +76,7 @@ def json_schema_constraint(
         raise InvalidRequest(f"{param}: the schema false allows no value", param=param)
     if checked is True:
         checked = {}
-    fuel.check_cancelled()
+    fuel.check_wanted()
     try:
         grammar = _grammar(checked, reader.needs_controls)
     except ValueError as error:  # a limit of 128 levels of JSON over there
@@ -113,7 +113,7 @@ def _place_of_fault(schema: Schema, needs_controls: bool, fuel: Fuel) -> str:
     definitions = schema.get("$defs", {})
     started_s = time.thread_time()
     for place, part in list(reversed(locations(schema, "#")))[:MAX_TRIALS]:
-        fuel.check_cancelled()
+        fuel.check_wanted()
         if time.thread_time() - started_s > _MAX_TRIALS_S:
             break
         alone = _grammar({**part, "$defs": definitions}, needs_controls)

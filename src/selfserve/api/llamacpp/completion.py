@@ -47,6 +47,7 @@ from selfserve.request import (
 )
 from selfserve.text.grammar import gbnf_constraint
 from selfserve.text.schema import json_schema_constraint
+from selfserve.threads import check_wanted
 
 Events = AsyncGenerator[tuple[int, Generated], None]
 """(index of the prompt, event)."""
@@ -307,7 +308,7 @@ class CompletionDraft:
     def _constraint(self) -> Constraint | None:
         body = self._body
         if body.grammar:
-            return gbnf_constraint(body.grammar, param="grammar")
+            return gbnf_constraint(body.grammar, param="grammar", check=check_wanted)
         if body.json_schema is not None:
-            return json_schema_constraint(body.json_schema, param="json_schema")
+            return json_schema_constraint(body.json_schema, param="json_schema", check=check_wanted)
         return None

@@ -199,12 +199,14 @@ class ChatDraft:
     def _constraint(self) -> Constraint | None:
         chat = self._chat
         if chat.grammar:
-            return gbnf_constraint(chat.grammar, param="grammar")
+            return gbnf_constraint(chat.grammar, param="grammar", check=check_wanted)
         if chat.json_schema is not None:
-            return json_schema_constraint(chat.json_schema, param="json_schema")
+            return json_schema_constraint(chat.json_schema, param="json_schema", check=check_wanted)
         if chat.response_format is None or chat.response_format.type == "text":
             return None
         schema = chat.response_format.json_schema
         if schema is None:
             return json_object_constraint()
-        return json_schema_constraint(schema.schema_, param="response_format.json_schema.schema")
+        return json_schema_constraint(
+            schema.schema_, param="response_format.json_schema.schema", check=check_wanted
+        )
