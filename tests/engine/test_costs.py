@@ -217,8 +217,8 @@ def test_copying_pays_where_all_copies_together_beat_computing() -> None:
     costs = Costs(50.0, 2048, 4, batches=SMALL.measured(), copy=(1_000, 10.0))
     assert costs.copy_ms(1_000) == pytest.approx(10.0)
     computing_ms = SMALL.of(92)  # 50 ms
-    assert costs.worth_copying(92, 1_000, 4) == (40.0 < computing_ms)
-    assert costs.worth_copying(92, 1_000, 6) == (60.0 < computing_ms)
+    assert costs.worth_copying(92, 1_000, 4) == (computing_ms > 40.0)
+    assert costs.worth_copying(92, 1_000, 6) == (computing_ms > 60.0)
 
 
 def test_drafts_get_what_decoding_leaves_of_the_target() -> None:

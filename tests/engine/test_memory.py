@@ -73,7 +73,7 @@ def test_what_must_not_be_kept_leaves_nothing_behind(can_cut: bool) -> None:
     request = make_request("a", "secret" * 20, max_tokens=5, cache_prompt=False)
     assert computed_by(rig, request) >= 120
     assert not any(rig.runner.memory)
-    assert not rig.memory.host
+    assert not rig.memory.host.records
     assert not any(slot.checkpoints for slot in rig.memory.slots)
     computed_by(rig, make_request("b", "secret" * 20 + "?", max_tokens=1))
     assert rig.finished("b").cached_tokens == 0
@@ -200,11 +200,13 @@ def test_what_a_slot_loses_is_found_again(can_cut: bool) -> None:
 
 @CUTTABLE
 @pytest.mark.parametrize("limit", [0, 700, 2_500, 10_000])
-def test_saved_states_and_checkpoints_never_grow_beyond_the_limit(limit: int, can_cut: bool) -> None:
+def test_saved_states_and_checkpoints_never_grow_beyond_the_limit(
+    limit: int, can_cut: bool
+) -> None:
     rig = Rig(num_slots=1, can_cut=can_cut, cache_ram_bytes=limit)
     for i in range(8):
         computed_by(rig, make_request(str(i), random_text(i, 100), max_tokens=3))
-        assert rig.memory.num_bytes <= limit
+        assert rig.memory.host.num_bytes <= limit
 
 
 @CUTTABLE
@@ -213,14 +215,14 @@ def test_room_is_made_before_memory_is_taken(can_cut: bool) -> None:
 
     def check(name: str, slot: int) -> bool:
         if name == "save":
-            assert rig.memory.num_bytes + rig.runner.state_size(slot) <= 2_000
+            assert rig.memory.host.num_bytes + rig.runner.state_size(slot) <= 2_000
         return True
 
     rig.runner.on_operation = check
     for i in range(6):
         computed_by(rig, make_request(str(i), random_text(i, 100), max_tokens=1))
     assert rig.runner.calls["save"] >= 5
-    assert rig.memory.num_bytes > 1_000
+    assert rig.memory.host.num_bytes > 1_000
 
 
 def test_a_state_larger_than_the_limit_is_not_even_copied() -> None:
@@ -257,7 +259,7 @@ def test_what_was_used_last_leaves_host_memory_last() -> None:
         computed_by(rig, make_request(name, talk, max_tokens=1))
     computed_by(rig, make_request("again", talks["a"] + "!", max_tokens=1))
     assert rig.finished("again").cached_tokens == 100
-    assert {chr(record.tokens[0]) for record in rig.memory.host} == {"a", "c"}
+    assert {chr(record.tokens[0]) for record in rig.memory.host.records} == {"a", "c"}
 
 
 @pytest.mark.parametrize(("can_cut", "lengths"), [(True, [40, 90]), (False, [40, 60, 90])])
@@ -268,8 +270,8 @@ def test_a_longer_saved_state_replaces_those_it_begins_with_if_it_can_be_cut(
     talk = random_text(1, 90)
     for name, prompt in {"a": talk[:60], "b": "b" * 40, "c": talk, "d": "d" * 10}.items():
         rig.run([make_request(name, prompt, max_tokens=1)])
-    assert sorted(len(record.tokens) for record in rig.memory.host) == lengths
-    assert rig.memory.num_evictions == 0
+    assert sorted(len(record.tokens) for record in rig.memory.host.records) == lengths
+    assert rig.memory.host.num_evictions == 0
 
 
 @CUTTABLE
@@ -278,14 +280,14 @@ def test_what_is_saved_already_is_not_saved_again(can_cut: bool) -> None:
     for i in range(3):
         computed_by(rig, make_request(f"a{i}", "a" * 100, max_tokens=1))
         computed_by(rig, make_request(f"b{i}", "b" * 100, max_tokens=1))
-    assert sorted(len(record.tokens) for record in rig.memory.host) == [100, 100]
+    assert sorted(len(record.tokens) for record in rig.memory.host.records) == [100, 100]
 
 
 def test_host_memory_holds_a_bounded_number_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("selfserve.engine.memory.MAX_IN_HOST", 3)
     rig = Rig(num_slots=1)
     rig.run([make_request(name, name * 50, max_tokens=1) for name in "abcdef"])
-    assert [chr(record.tokens[0]) for record in rig.memory.host] == ["c", "d", "e"]
+    assert [chr(record.tokens[0]) for record in rig.memory.host.records] == ["c", "d", "e"]
 
 
 def test_a_slot_has_a_bounded_number_of_checkpoints_and_keeps_the_newest() -> None:

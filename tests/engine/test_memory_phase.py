@@ -152,7 +152,7 @@ def test_what_an_idle_slot_remembers_is_saved_before_somebody_moves_there() -> N
     rig.scheduler.abort("b")
     for _ in range(20):
         rig.step()
-    assert [r.tokens.tolist() for r in rig.memory.host] == [[*prompt, *answer[:-1]]]
+    assert [r.tokens.tolist() for r in rig.memory.host.records] == [[*prompt, *answer[:-1]]]
 
 
 # --- the allowance ------------------------------------------------------------------------
@@ -171,9 +171,7 @@ def with_slow_copies(rig: Rig, ms: float) -> None:
 def rig_with_memories(count: int, *, is_watched: bool) -> Rig:
     """`count` slots with prompts whose saving takes 15 ms of the 20 ms that a step may add to
     decoding. In the last slot somebody decodes who `is_watched`, or nobody does."""
-    rig = Rig(
-        num_slots=count + 1, predict=endless, step_ms=20.0, copy=(state_bytes(200), 15.0)
-    )
+    rig = Rig(num_slots=count + 1, predict=endless, step_ms=20.0, copy=(state_bytes(200), 15.0))
     if is_watched:
         rig.add(make_request("watched", "w" * 10, max_tokens=400, slot=count))
         run_until_decoding(rig, "watched")

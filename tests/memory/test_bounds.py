@@ -32,7 +32,7 @@ def test_saved_states_and_checkpoints_together_stay_under_the_limit(
             engine.add(request)
             while engine.scheduler.has_work:
                 engine.step()
-                most = max(most, engine.memory.num_bytes)
+                most = max(most, engine.memory.host.num_bytes)
                 assert most <= limit
             tokens = engine.tokens(request.id)
             assert cold.of(request).agrees(tokens)
@@ -68,14 +68,14 @@ def test_checkpoints_that_come_back_with_a_saved_state_count_once(make_engine: M
         prompt = first.say(random_words(rng, 15))
         first.hear(engine.answer(make_request(str(turn), prompt, max_tokens=3)))
     engine.answer(make_request("other", prompt[::-1], max_tokens=3))
-    before, hits = engine.memory.num_bytes, engine.memory.num_hits
+    before, hits = engine.memory.host.num_bytes, engine.memory.num_hits
     # The next place for a checkpoint is more than a step away.
     engine.add(make_request("again", [*prompt, *prompt[:9] * 6], max_tokens=3))
     engine.step()
     assert engine.memory.num_hits > hits
     assert (checkpoint_bytes(engine) > 0) != engine.runner.capabilities.can_cut
-    saved = engine.memory.host[-1]
+    saved = engine.memory.host.records[-1]
     assert saved.blob is not None
     added = saved.blob.nbytes + sum(c.blob.nbytes for c in saved.checkpoints)
-    assert before <= engine.memory.num_bytes <= before + added
+    assert before <= engine.memory.host.num_bytes <= before + added
     engine.run()

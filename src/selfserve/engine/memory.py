@@ -8,7 +8,6 @@ Rules of this file
     `close_gap`), within an `Allowance`. What commit finds out until then is put down as due.
     A runner call that may refuse is checked; after a refusal the slot is cleared and the prompt
     computed from its start: correct before fast.
-    Room under the byte limit is made before memory is taken.
 
 Theory of operation
     A prompt is remembered in a running slot, in an idle one until that is needed, or in host RAM
@@ -26,6 +25,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from selfserve.engine.costs import Allowance, Costs, Operation
+from selfserve.engine.host import HostRam
 from selfserve.engine.pictures import PromptMedia
 from selfserve.engine.remembered import (
     EMPTY,
@@ -45,8 +45,6 @@ from selfserve.engine.remembered import (
 from selfserve.engine.runner import Blob, Runner
 from selfserve.engine.sequence import Sequence, TokenArray
 
-MAX_IN_HOST = 512
-"""Records there: all are compared with every new prompt, which takes about a microsecond each."""
 RARELY_NEEDED = 4
 """How many times over a saved state must be worth its copies: most are never asked for again."""
 
@@ -60,9 +58,8 @@ class PromptMemory:
         self._costs = costs
         self._can_cut = runner.capabilities.can_cut
         self._end_ids = runner.vocabulary.eog_ids
-        self.limit_bytes = limit_bytes
         self.slots = [Record(slot=i) for i in range(runner.capabilities.num_slots)]
-        self.host: list[Record] = []
+        self.host = HostRam(limit_bytes, self.slots, can_cut=self._can_cut)
         self._uses = 0
         self._copies: dict[int, tuple[int, Blob]] = {}
         """Of running slots: length and state, for whoever else wants them in the same phase."""
@@ -70,19 +67,10 @@ class PromptMemory:
         """What the gap between running slots has cost so far."""
         self.num_hits = 0
         self.num_cached_tokens = 0
-        self.num_evictions = 0
 
     @property
     def num_free(self) -> int:
         return sum(slot.owner is None for slot in self.slots)
-
-    @property
-    def num_bytes(self) -> int:
-        """Of saved states and checkpoints; one that two records share counts once."""
-        blobs = {id(r.blob): r.blob.nbytes for r in self.host if r.blob is not None}
-        for record in (*self.slots, *self.host):
-            blobs.update((id(c.blob), c.blob.nbytes) for c in record.checkpoints)
-        return sum(blobs.values())
 
     def free_slot_exists(self, wanted: int) -> bool:
         if wanted >= 0:
@@ -103,7 +91,7 @@ class PromptMemory:
                 length = self._usable(record, prompt, sequence.media)
                 if length and (length, record.used) > (best.length, _used(best)):
                     best = Source(length, record)
-        for record in (*self.slots, *self.host):
+        for record in (*self.slots, *self.host.records):
             if record is without or (record.slot != HOST and record.owner is None):
                 continue
             length = self._usable(record, prompt, sequence.media)
@@ -364,7 +352,7 @@ class PromptMemory:
             return
         if len(slot.checkpoints) >= MAX_CHECKPOINTS:
             thin_out(slot.checkpoints)
-        if not self._make_room(size):
+        if not self.host.make_room(size):
             return
         with allowance.operation(Operation.CHECKPOINT, size):
             blob = self._runner.save(slot.slot, partial=True)
@@ -449,19 +437,19 @@ class PromptMemory:
     def _keep(self, slot: Record, num_lost: int, allowance: Allowance) -> bool:
         """Saves what an idle slot holds, `num_lost` tokens of which it is about to lose, unless
         that is not worth it. False: the allowance does not permit it now."""
-        if num_lost == 0 or self._is_in_host(slot.tokens):
+        if num_lost == 0 or self.host.holds(slot.tokens):
             return True
         size = self._runner.state_size(slot.slot)
         if not self._costs.worth_copying(num_lost, size, 2 * RARELY_NEEDED):
             return True
         if not allowance.permits(size):
             return False
-        if not self._make_room(size, sparing=slot):
+        if not self.host.make_room(size, sparing=slot):
             return True
         with allowance.operation(Operation.SAVE, size):
             blob = self._runner.save(slot.slot)
         if blob is not None:
-            self._put(
+            self.host.put(
                 Record(
                     tokens=slot.tokens,
                     position=slot.position,
@@ -472,51 +460,9 @@ class PromptMemory:
             )
         return True
 
-    def _is_in_host(self, tokens: TokenArray) -> bool:
-        """Whether host RAM can restore all that a slot with these tokens holds."""
-        return any(
-            common_length(tokens, r.tokens) == len(tokens)
-            and (self._can_cut or len(r.tokens) == len(tokens))
-            for r in self.host
-        )
-
-    def _put(self, record: Record) -> None:
-        if self._can_cut:  # a longer state answers for those that it begins with
-            self.host = [
-                r for r in self.host if common_length(r.tokens, record.tokens) < len(r.tokens)
-            ]
-        self.host.append(record)
-        if len(self.host) > MAX_IN_HOST:
-            self._evict(min(self.host, key=lambda r: r.used))
-
-    def _make_room(self, size: int, sparing: Record | None = None) -> bool:
-        """Gives up what was used longest ago until `size` bytes more fit: saved states whole, of
-        slots one checkpoint after the other. False, and nothing given up, if they never fit."""
-        if size > self.limit_bytes:
-            return False
-        while self.num_bytes + size > self.limit_bytes:
-            holders = [r for r in self.slots if r.checkpoints and r is not sparing]
-            candidates = [*self.host, *holders]
-            if not candidates:
-                return False
-            self._evict(min(candidates, key=lambda r: r.used))
-        return True
-
-    def _evict(self, record: Record) -> None:
-        if record.slot == HOST:
-            self.host.remove(record)
-            self.num_evictions += 1
-        else:
-            thin_out(record.checkpoints)
-
     def check(self) -> None:
         """Raises AssertionError if the books are wrong. For tests and idle moments."""
-        assert self.num_bytes <= self.limit_bytes
-        assert len(self.host) <= MAX_IN_HOST
-        for record in self.host:
-            assert record.slot == HOST
-            assert record.blob is not None
-            assert len(record.tokens)
+        self.host.check()
         for index, slot in enumerate(self.slots):
             assert slot.slot == index
             assert slot.blob is None

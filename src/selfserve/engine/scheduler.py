@@ -294,16 +294,19 @@ class Scheduler:
             return row_ms > self._costs.decode_ms(num_sequences) / num_sequences
         return sequence.answer.is_unusual and sequence.num_pending <= self._costs.prefill_budget(0)
 
-    def _pay(self, plan: Plan) -> None:
-        """Takes note of what dear rows of a step took."""
+    def _pay(self, plan: Plan) -> float:
+        """Takes note of what the dear rows of a step took, and returns it: it is nothing to learn
+        the cost of decoding from."""
         self._num_steps += 1
         num_decoding = sum(chunk.sequence.is_decoding for chunk in plan.chunks)
-        self._dear_debt_ms -= self._costs.allowance_ms(num_decoding)
+        dear_ms = 0.0
         for chunk in plan.chunks:
             if chunk.num_outputs and self._is_dear(chunk.sequence, len(plan.chunks)):
                 self._dear_served[chunk.sequence.id] = self._num_steps
-                self._dear_debt_ms += (chunk.sequence.answer.row_ms or 0.0) * chunk.num_outputs
-        self._dear_debt_ms = max(self._dear_debt_ms, 0.0)
+                dear_ms += (chunk.sequence.answer.row_ms or 0.0) * chunk.num_outputs
+        allowance_ms = self._costs.allowance_ms(num_decoding)
+        self._dear_debt_ms = max(self._dear_debt_ms + dear_ms - allowance_ms, 0.0)
+        return dear_ms
 
     # --- commit ---------------------------------------------------------------------------
 
@@ -320,8 +323,7 @@ class Scheduler:
         for chunk, rows in zip(plan.chunks, result.rows, strict=True):
             with self._guard(chunk.sequence):
                 self._record(chunk, rows, begin_s)
-        self._pay(plan)
-        ms = (self._clock() - begin_s) * 1e3
+        ms = (self._clock() - begin_s) * 1e3 - self._pay(plan)
         self._costs.record_rows(sum(map(len, result.rows)), ms)
         self._costs.record_step(
             num_decoding, plan.num_decode_tokens, plan.num_prefill_tokens, run_ms + ms
