@@ -27,6 +27,8 @@ MAX_STOPS = 256
 MAX_CHAT_STOPS = 4
 MAX_STOP_BYTES = 4_096
 MAX_PROBS = 1_000
+MAX_PROBS_IN_ALL = 200_000
+"""About 40 MB of JSON."""
 MAX_SAMPLERS = 32
 MAX_MIN_KEEP = 1 << 20
 MAX_BREAKERS = 32
@@ -77,6 +79,13 @@ TABLE = (
     Limit("stop of a chat", MAX_CHAT_STOPS, "strings", "stop strings of a chat", REFUSED),
     Limit("stop string", MAX_STOP_BYTES, "bytes", "each stop string", REFUSED),
     Limit("n_probs, logprobs", MAX_PROBS, "tokens", "candidates told for each token", REFUSED),
+    Limit(
+        "n_probs in all",
+        MAX_PROBS_IN_ALL,
+        "tokens",
+        "candidates told in an answer that is not a stream",
+        "the generation ends with `stop_type: limit`",
+    ),
     Limit("samplers", MAX_SAMPLERS, "names", "samplers of a chain", REFUSED),
     Limit("min_keep", MAX_MIN_KEEP, "tokens", "candidates that a sampler must leave", REFUSED),
     Limit("dry_sequence_breakers", MAX_BREAKERS, "strings", "breakers of DRY", REFUSED),

@@ -34,6 +34,10 @@ from selfserve.config import EngineSettings, ModelInfo, ServerSettings
 from selfserve.engine.client import EngineClient
 from selfserve.errors import ModelLoadError
 
+SWITCH_INTERVAL_S = 0.0005
+"""After which a worker thread gives the interpreter to the event loop: with Python's own 5 ms, each
+socket that the loop serves beside busy workers could end in such a wait."""
+
 KEEP_ALIVE_S = 75
 """Longer than clients keep idle connections, so that none is closed under a new request."""
 LAST_EVENTS_S = 0.3
@@ -62,6 +66,7 @@ def run(
         )
 
     logs.configure(engine_settings.verbose)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(until_signal())
 

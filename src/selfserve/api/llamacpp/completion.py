@@ -35,7 +35,7 @@ from selfserve.api.sse import DONE, data_event
 from selfserve.api.timings import usage_object
 from selfserve.api.validation import read_model
 from selfserve.errors import InvalidRequest, UnsupportedCapability
-from selfserve.limits import MAX_BIASES, check_count
+from selfserve.limits import MAX_BIASES, MAX_PROBS_IN_ALL, check_count
 from selfserve.request import (
     Constraint,
     Delta,
@@ -273,7 +273,7 @@ class CompletionDraft:
             id=self._id if len(body.prompts) == 1 else f"{self._id}-{index}",
             prompt=tuple(ids),
             sampling=sampling,
-            max_tokens=None if body.limit < 0 else body.limit,
+            max_tokens=self._max_tokens(),
             stop=tuple(body.stop or ()),
             constraint=constraint,
             n_probs=body.num_probs,
@@ -297,6 +297,15 @@ class CompletionDraft:
             settings=generation_settings(body, request, self._service),
             returns_tokens=bool(body.return_tokens),
         )
+
+    def _max_tokens(self) -> int | None:
+        """What the request says; an answer that is sent whole has as many tokens as their
+        probabilities have room for."""
+        body = self._body
+        limits = [body.limit] if body.limit >= 0 else []
+        if body.num_probs and not body.stream:
+            limits.append(max(1, MAX_PROBS_IN_ALL // (body.num_probs * len(body.prompts))))
+        return min(limits, default=None)
 
     def _sampling(self) -> SamplingParams:
         context_size = self._service.ready.context_size

@@ -16,12 +16,13 @@ def generation_settings(
     body: CompletionRequest, request: Request, service: Service
 ) -> dict[str, Any]:
     """What a client would have to send to get the same, with the context and the model."""
+    limit = -1 if request.max_tokens is None else request.max_tokens
     return {
         "n_ctx": service.ready.context_size,
         "model": service.model.id,
         **sampling_settings(request.sampling, service.vocabulary.eog_ids),
-        "n_predict": body.limit,
-        "max_tokens": body.limit,
+        "n_predict": limit,
+        "max_tokens": limit,
         "n_keep": request.n_keep,
         "n_indent": request.n_indent,
         "stop": list(request.stop),
