@@ -346,7 +346,7 @@ def _run(run: Run, host: Host, arguments: argparse.Namespace) -> None:
             run.quiet[one.server] = measure_quiet(host, one.server)
             say(f"quiet, {one.server}: {_figures(run.quiet[one.server])}")
         run.inputs[one.name] = one
-        rows = run.rows.setdefault(one.name, [])
+        rows: list[Row] = []
         for repetition in range(arguments.repetitions):
             try:
                 rows.append(measure(host, one, repetition))
@@ -354,8 +354,8 @@ def _run(run: Run, host: Host, arguments: argparse.Namespace) -> None:
                 say(f"{one.name}: {error}")
                 host.close()
         if not rows:
-            del run.rows[one.name]
             continue
+        run.rows[one.name] = rows
         say(f"{time.monotonic() - begin_s:5.0f} s {line(run, one.name)}")
         if arguments.out is not None:
             arguments.out.write_text(as_markdown(run) + "\n", encoding="utf-8")

@@ -97,6 +97,7 @@ async def watch(address: Address, pid: int, requests: Sequence[Hostile], random:
         polls = [
             asyncio.create_task(_poll_health(address, seen)),
             asyncio.create_task(_poll_memory(pid, before_mib, seen)),
+            asyncio.create_task(_watch_itself(seen)),
         ]
         newcomer = asyncio.create_task(_newcomer(address, random, seen))
         seen.outcomes = await _attack_at_once(address, requests)
@@ -200,6 +201,11 @@ async def _poll_health(address: Address, seen: Seen) -> None:
         finally:  # also where this is the last poll, and still waits
             seen.health_s = max(seen.health_s, time.perf_counter() - begin_s)
         seen.is_ready &= status == 200
+        await asyncio.sleep(POLL_S)
+
+
+async def _watch_itself(seen: Seen) -> None:
+    while True:
         begin_s = time.perf_counter()
         await asyncio.sleep(POLL_S)
         seen.late_s = max(seen.late_s, time.perf_counter() - begin_s - POLL_S)
