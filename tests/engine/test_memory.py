@@ -200,7 +200,9 @@ def test_what_a_slot_loses_is_found_again(can_cut: bool) -> None:
 
 @CUTTABLE
 @pytest.mark.parametrize("limit", [0, 700, 2_500, 10_000])
-def test_saved_states_and_checkpoints_never_grow_beyond_the_limit(limit: int, can_cut: bool) -> None:
+def test_saved_states_and_checkpoints_never_grow_beyond_the_limit(
+    limit: int, can_cut: bool
+) -> None:
     rig = Rig(num_slots=1, can_cut=can_cut, cache_ram_bytes=limit)
     for i in range(8):
         computed_by(rig, make_request(str(i), random_text(i, 100), max_tokens=3))

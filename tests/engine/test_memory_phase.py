@@ -171,9 +171,7 @@ def with_slow_copies(rig: Rig, ms: float) -> None:
 def rig_with_memories(count: int, *, is_watched: bool) -> Rig:
     """`count` slots with prompts whose saving takes 15 ms of the 20 ms that a step may add to
     decoding. In the last slot somebody decodes who `is_watched`, or nobody does."""
-    rig = Rig(
-        num_slots=count + 1, predict=endless, step_ms=20.0, copy=(state_bytes(200), 15.0)
-    )
+    rig = Rig(num_slots=count + 1, predict=endless, step_ms=20.0, copy=(state_bytes(200), 15.0))
     if is_watched:
         rig.add(make_request("watched", "w" * 10, max_tokens=400, slot=count))
         run_until_decoding(rig, "watched")

@@ -89,9 +89,7 @@ class TinyEngine:
             pictures = Pictures(self.encoder)  # type: ignore[arg-type]
             reader = SimpleNamespace(layout=layout, close=lambda: None)
             self.runner._projector = reader  # type: ignore[assignment]
-        self.scheduler = Scheduler(
-            limits, self.memory, costs, pictures=pictures, clock=self.clock
-        )
+        self.scheduler = Scheduler(limits, self.memory, costs, pictures=pictures, clock=self.clock)
         self.preparation = Preparation(self.runner, costs if has_drafts else None, clock=self.clock)
         self.events: dict[str, list[Event]] = {}
         self.num_computed = 0

@@ -91,7 +91,7 @@ class Scheduler:
         """Failed steps alone, by the id of a running sequence."""
         self._suspects: list[str] = []
         """Sequences of a failed step; each is tried alone until it proves good."""
-        self._oldest_first = True
+        self._turn = 0
         self._picture_first = True
         self._spent_ms = 0.0
         self._events: list[Event] = []
@@ -255,7 +255,7 @@ class Scheduler:
             sequences=tuple(ready),
             suspects=tuple(self._suspects),
             spent_ms=self._spent_ms,
-            oldest_first=self._oldest_first,
+            turn=self._turn,
             picture_first=self._picture_first,
         )
         return self._planner.plan(situation)
@@ -264,7 +264,7 @@ class Scheduler:
 
     def commit(self, plan: Plan, result: StepResult, run_ms: float) -> None:
         """Records a step whose computing took `run_ms`."""
-        self._oldest_first = not self._oldest_first
+        self._turn += 1
         # Whoever decodes beside a picture goes on between its parts.
         self._picture_first = not isinstance(plan, PicturePlan)
         if result.outcome is not Outcome.OK:
