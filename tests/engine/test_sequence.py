@@ -1,4 +1,4 @@
-"""A sequence never says that more of it is computed than it has, or that dropped tokens are left."""
+"""A sequence never says that more of it is computed than it has."""
 
 from __future__ import annotations
 
