@@ -392,7 +392,6 @@ class Trouble:
 
     def __init__(self, rig: Rig, rng: random.Random, rate: float) -> None:
         self._rig, self._rng, self._rate = rig, rng, rate
-        self.num_raised = 0
         rig.runner.on_operation = self.operation
         rig.runner.fault = self.step
 
@@ -402,7 +401,6 @@ class Trouble:
             return True
         if chance > self._rate / 2:
             return False
-        self.num_raised += 1
         if name != "save":
             self._rig.runner.damaged.add(slot)
         raise RuntimeError("injected")
@@ -429,7 +427,7 @@ def test_the_books_agree_after_every_step_of_a_random_history(
         batches=SMALL_MODEL_ON_CPU,
         predict=endless,
     )
-    trouble = Trouble(rig, rng, rate)
+    Trouble(rig, rng, rate)
     stems = [random_text(rng.randrange(1 << 30), 120) for _ in range(3)]
     gone: set[str] = set()
     for number in range(150):

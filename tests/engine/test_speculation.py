@@ -9,15 +9,21 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.builders import SMALL_MODEL_ON_CPU
 
+from selfserve.engine.costs import StepCosts
 from selfserve.engine.speculation import (
     MAX_INDEXED,
-    SMALL_MODEL_ON_CPU,
     Drafter,
     LookupDrafter,
     NoDrafter,
-    StepCosts,
 )
+
+
+def lookup(
+    tokens: Sequence[int], *, costs: StepCosts = SMALL_MODEL_ON_CPU, **options: int
+) -> LookupDrafter:
+    return LookupDrafter(tokens, costs=costs, **options)
 
 
 @dataclass
@@ -55,7 +61,7 @@ def text(seed: int, length: int, alphabet: int = 50_000) -> list[int]:
 
 def test_a_copied_passage_is_decoded_more_than_three_times_as_fast() -> None:
     passage = text(1, 300)
-    drafter = LookupDrafter([*passage, 7, 8, 9])
+    drafter = lookup([*passage, 7, 8, 9])
     run = decode(drafter, passage)
     assert run.tokens == passage
     assert 300 / run.cost > 3, f"{300 / run.cost:.2f}"
@@ -64,7 +70,7 @@ def test_a_copied_passage_is_decoded_more_than_three_times_as_fast() -> None:
 
 def test_drafts_grow_while_they_are_accepted_and_shrink_when_refused() -> None:
     passage = text(2, 400)
-    drafter = LookupDrafter(passage)
+    drafter = lookup(passage)
     grown = decode(drafter, passage[:120]).drafts[:-1]  # the last one ends with the answer
     assert grown == sorted(grown)
     assert (grown[0] <= 4, grown[-1]) == (True, 16)
@@ -81,7 +87,7 @@ def test_text_that_only_seems_to_repeat_wastes_a_bounded_number_of_drafted_token
     alphabet: int, wasted: int
 ) -> None:
     for seed in range(3):
-        drafter = LookupDrafter(text(seed, 1_000, alphabet))
+        drafter = lookup(text(seed, 1_000, alphabet))
         decode(drafter, text(seed + 100, 2_000, alphabet))
         assert drafter.num_drafted - drafter.num_accepted <= wasted, f"seed {seed}"
 
@@ -90,14 +96,14 @@ def test_text_that_only_seems_to_repeat_wastes_a_bounded_number_of_drafted_token
 def test_drafting_never_costs_more_than_two_percent_of_not_drafting(alphabet: int) -> None:
     for seed in range(3):
         answer = text(seed + 100, 1_000, alphabet)
-        run = decode(LookupDrafter(text(seed, 500, alphabet)), answer)
+        run = decode(lookup(text(seed, 500, alphabet)), answer)
         assert run.cost <= 1.02 * len(answer), f"seed {seed}"
 
 
 def test_drafting_switches_off_without_a_trial_and_on_again_when_the_text_repeats() -> None:
     seemingly = text(3, 1_000, 16)
     passage = text(4, 100)
-    drafter = LookupDrafter([*passage, *seemingly])
+    drafter = lookup([*passage, *seemingly])
     decode(drafter, text(5, 500, 16))
     before = drafter.num_drafted
     decode(drafter, text(6, 300, 16))
@@ -106,7 +112,7 @@ def test_drafting_switches_off_without_a_trial_and_on_again_when_the_text_repeat
 
 
 def test_a_period_at_the_end_of_the_text_is_continued() -> None:
-    drafter = LookupDrafter([1, 2, 3] * 4)
+    drafter = lookup([1, 2, 3] * 4)
     drafter.draft(1)
     for token in [1, 2, 3] * 4:
         drafter.append(token)
@@ -114,17 +120,17 @@ def test_a_period_at_the_end_of_the_text_is_continued() -> None:
 
 
 def test_the_longest_match_wins_over_a_later_shorter_one() -> None:
-    drafter = LookupDrafter([1, 2, 3, 4, 50, 9, 3, 4, 60, 8, 1, 2, 3, 4])
+    drafter = lookup([1, 2, 3, 4, 50, 9, 3, 4, 60, 8, 1, 2, 3, 4])
     assert drafter.draft(1) == [50]
 
 
 def test_of_matches_of_one_length_the_latest_wins() -> None:
-    drafter = LookupDrafter([7, 1, 2, 3, 50, 8, 1, 2, 3, 60, 9, 1, 2, 3])
+    drafter = lookup([7, 1, 2, 3, 50, 8, 1, 2, 3, 60, 9, 1, 2, 3])
     assert drafter.draft(1) == [60]
 
 
 def test_a_wrong_guess_leads_straight_to_another_place() -> None:
-    drafter = LookupDrafter([1, 2, 3, 4, 5, 50, 9, 3, 4, 8, 8, 60, 7, 1, 2, 3, 4])
+    drafter = lookup([1, 2, 3, 4, 5, 50, 9, 3, 4, 8, 8, 60, 7, 1, 2, 3, 4])
     assert drafter.draft(1) == [5]
     drafter.append(8)  # as in the other place
     assert drafter.draft(1) == [8]
@@ -132,18 +138,18 @@ def test_a_wrong_guess_leads_straight_to_another_place() -> None:
 
 def test_a_match_that_is_too_short_is_no_match() -> None:
     tokens = [1, 2, 3, 50, 9, 9, 1, 2, 3]
-    assert LookupDrafter(tokens, min_ngram=3).draft(1) == [50]
-    assert LookupDrafter(tokens, min_ngram=4).draft(1) == []
+    assert lookup(tokens, min_ngram=3).draft(1) == [50]
+    assert lookup(tokens, min_ngram=4).draft(1) == []
 
 
 def test_a_picture_is_never_drafted() -> None:
-    assert LookupDrafter([1, 2, 3, -(2**60), 5, 6, 1, 2, 3]).draft(4) == []
-    assert LookupDrafter([1, 2, 3, 4, -(2**60), 6, 1, 2, 3]).draft(4) == [4]
+    assert lookup([1, 2, 3, -(2**60), 5, 6, 1, 2, 3]).draft(4) == []
+    assert lookup([1, 2, 3, 4, -(2**60), 6, 1, 2, 3]).draft(4) == [4]
 
 
 @pytest.mark.parametrize("tokens", [[], [1], [1, 1]])
 def test_a_prompt_too_short_to_repeat_is_no_difficulty(tokens: list[int]) -> None:
-    drafter = LookupDrafter(tokens)
+    drafter = lookup(tokens)
     assert drafter.draft(4) == []
     run = decode(drafter, [5, 6, 7, 8] * 10)
     assert run.tokens == [5, 6, 7, 8] * 10
@@ -152,7 +158,7 @@ def test_a_prompt_too_short_to_repeat_is_no_difficulty(tokens: list[int]) -> Non
 
 def test_the_cap_of_a_step_holds_and_zero_means_none() -> None:
     passage = text(7, 100)
-    drafter = LookupDrafter(passage, max_draft=8)
+    drafter = lookup(passage, max_draft=8)
     decode(drafter, passage[:60])
     assert drafter.draft(0) == drafter.draft(-1) == []
     assert drafter.draft(3) == passage[60:63]
@@ -160,17 +166,17 @@ def test_the_cap_of_a_step_holds_and_zero_means_none() -> None:
 
 
 def test_asking_twice_changes_nothing() -> None:
-    drafter = LookupDrafter([1, 2, 3, 4, 5, 6, 1, 2, 3])
+    drafter = lookup([1, 2, 3, 4, 5, 6, 1, 2, 3])
     assert drafter.draft(4) == drafter.draft(4) != []
 
 
 def test_in_a_full_batch_drafts_are_shorter_and_uncertain_ones_left_out() -> None:
     passage = text(8, 100)
-    drafter = LookupDrafter(passage)
+    drafter = lookup(passage)
     decode(drafter, passage[:20])
     alone, crowded = drafter.draft(16), drafter.draft(16, others=7)
     assert len(crowded) < len(alone)
-    uncertain = LookupDrafter([1, 2, 3, 4, 5, 6, 1, 2, 3])
+    uncertain = lookup([1, 2, 3, 4, 5, 6, 1, 2, 3])
     assert uncertain.draft(16) != []
     assert uncertain.draft(16, others=7) == []
 
@@ -179,19 +185,8 @@ def test_measured_costs_decide_whether_a_draft_pays() -> None:
     tokens = [1, 2, 3, 4, 5, 6, 1, 2, 3]
     free = StepCosts({1: 1.0, 16: 1.0})
     proportional = StepCosts({1: 1.0, 16: 16.0})
-    assert len(LookupDrafter(tokens, costs=free, max_draft=6).draft(16)) == 6
-    assert LookupDrafter(tokens, costs=proportional).draft(16) == []
-
-
-def test_costs_are_lines_between_the_points_and_beyond_the_last() -> None:
-    costs = StepCosts({1: 2.0, 2: 3.0, 4: 4.0})
-    assert [costs.of(n) for n in range(1, 7)] == [2.0, 3.0, 3.5, 4.0, 4.5, 5.0]
-
-
-@pytest.mark.parametrize("points", [{}, {1: 1.0}, {2: 1.0, 3: 2.0}, {1: 0.0, 2: 1.0}, {1: 2, 2: 1}])
-def test_costs_that_make_no_sense_are_refused(points: dict[int, float]) -> None:
-    with pytest.raises(ValueError, match="cost"):
-        StepCosts(points)
+    assert len(lookup(tokens, costs=free, max_draft=6).draft(16)) == 6
+    assert lookup(tokens, costs=proportional).draft(16) == []
 
 
 @pytest.mark.parametrize(
@@ -199,7 +194,7 @@ def test_costs_that_make_no_sense_are_refused(points: dict[int, float]) -> None:
 )
 def test_lengths_that_make_no_sense_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="max_draft"):
-        LookupDrafter([1, 2], **options)  # type: ignore[arg-type]
+        lookup([1, 2], **options)
 
 
 def test_without_a_drafter_nothing_is_drafted_or_counted() -> None:
@@ -210,8 +205,8 @@ def test_without_a_drafter_nothing_is_drafted_or_counted() -> None:
 
 def test_two_sequences_side_by_side_draft_as_each_does_alone() -> None:
     passage, other = text(9, 80), text(10, 80, 4)
-    alone = decode(LookupDrafter(passage), passage)
-    first, second = LookupDrafter(passage), LookupDrafter(other)
+    alone = decode(lookup(passage), passage)
+    first, second = lookup(passage), lookup(other)
     drafts: list[int] = []
     at = 0
     while at < len(passage):
@@ -234,7 +229,7 @@ def test_two_sequences_side_by_side_draft_as_each_does_alone() -> None:
 def test_every_draft_continues_an_earlier_occurrence_of_the_tail(
     prompt: list[int], answer: list[int], n: int
 ) -> None:
-    drafter = LookupDrafter(prompt, min_ngram=n, costs=StepCosts({1: 1.0, 2: 1.0}))
+    drafter = lookup(prompt, min_ngram=n, costs=StepCosts({1: 1.0, 2: 1.0}))
     tokens = list(prompt)
     for token in answer:
         draft = drafter.draft(5)
@@ -249,6 +244,6 @@ def test_every_draft_continues_an_earlier_occurrence_of_the_tail(
 
 def test_the_index_of_a_very_long_prompt_holds_its_end_only() -> None:
     middle = list(range(1_000, 1_000 + MAX_INDEXED))
-    assert LookupDrafter([1, 2, 3, 4, *middle, 1, 2, 3]).draft(1) == []
-    drafter = LookupDrafter([1, 2, 3, 4, *middle, 5, 6, 7, 8, 9, 5, 6, 7])
+    assert lookup([1, 2, 3, 4, *middle, 1, 2, 3]).draft(1) == []
+    drafter = lookup([1, 2, 3, 4, *middle, 5, 6, 7, 8, 9, 5, 6, 7])
     assert drafter.draft(1) == [8]

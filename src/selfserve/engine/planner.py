@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from selfserve.engine.costs import Costs
+from selfserve.engine.costs import MIN_PREFILL, Costs
 from selfserve.engine.memory import PromptMemory
 from selfserve.engine.pictures import Pictures
 from selfserve.engine.plan import Chunk, PicturePlan, Plan, TextPlan
@@ -35,8 +35,8 @@ class Situation:
     """Ids of the sequences of a failed step: each is tried alone until it proves good."""
     spent_ms: float = 0.0
     """What memory operations took of this step's allowance."""
-    oldest_first: bool = True
-    """Whether the oldest prompt has its turn, else the shortest."""
+    turn: int = 0
+    """Number of the step. Those of whom a step has no room for all take turns by it."""
     picture_first: bool = True
     """Whether a picture may be computed before those who decode beside it go on."""
 
@@ -129,15 +129,17 @@ class Planner:
     def _text_step(self, sequences: list[Sequence], situation: Situation) -> TextPlan | None:
         draft = Draft(room=self._capabilities.batch_size)
         decoding = [s for s in sequences if s.is_decoding]
-        self._add_decoding(draft, decoding)
         prompts = [s for s in sequences if not s.is_decoding]
+        room = draft.room - min(MIN_PREFILL, draft.room // 2) * bool(prompts)
+        if len(decoding) > room:
+            first = situation.turn * room % len(decoding)
+            decoding = [*decoding[first:], *decoding[:first]][:room]
+        self._add_decoding(draft, decoding)
         self._add_prompts(draft, prompts, len(decoding), situation)
         return draft.finished()
 
     def _add_decoding(self, draft: Draft, decoding: list[Sequence]) -> None:
         num_decoding = len(decoding)
-        if num_decoding > draft.room:  # those that computed least lately, by what they generated
-            decoding = sorted(decoding, key=lambda s: s.num_generated)[: draft.room]
         tokens_left = self._costs.draft_budget(num_decoding)
         for index, sequence in enumerate(decoding):
             num_waiting = len(decoding) - index - 1
@@ -177,11 +179,11 @@ class Planner:
         budget = self._costs.prefill_budget(num_decoding, situation.spent_ms)
         budget = min(budget, draft.room)
         order: Iterable[Sequence] = prompts
-        if not situation.oldest_first:
+        if situation.turn % 2:
             order = sorted(prompts, key=lambda s: s.num_pending)
         least = 1
         for sequence in order:
-            if budget < least:
+            if budget < 1:
                 return
             left = min(
                 self._memory.next_stop(sequence) - sequence.num_computed, sequence.num_text_pending

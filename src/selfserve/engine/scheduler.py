@@ -92,7 +92,7 @@ class Scheduler:
         """Failed steps alone, by the id of a running sequence."""
         self._suspects: list[str] = []
         """Sequences of a failed step; each is tried alone until it proves good."""
-        self._oldest_first = True
+        self._turn = 0
         self._picture_first = True
         self._spent_ms = 0.0
         self._dear_debt_ms = 0.0
@@ -270,7 +270,7 @@ class Scheduler:
             sequences=tuple(sequences),
             suspects=tuple(self._suspects),
             spent_ms=self._spent_ms,
-            oldest_first=self._oldest_first,
+            turn=self._turn,
             picture_first=self._picture_first,
         )
 
@@ -312,7 +312,7 @@ class Scheduler:
 
     def commit(self, plan: Plan, result: StepResult, run_ms: float) -> None:
         """Records a step whose computing took `run_ms`."""
-        self._oldest_first = not self._oldest_first
+        self._turn += 1
         # Whoever decodes beside a picture goes on between its parts.
         self._picture_first = not isinstance(plan, PicturePlan)
         if result.outcome is not Outcome.OK:
