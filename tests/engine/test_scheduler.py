@@ -6,14 +6,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from tests.support.builders import (
-    GREEDY,
-    SMALL_MODEL_ON_CPU,
-    Rig,
-    grammar_state,
-    make_request,
-    random_text,
-)
+from tests.support.builders import GREEDY, SMALL_MODEL_ON_CPU, Rig, grammar_state, make_request, random_text
 from tests.support.scripted_runner import endless
 
 from selfserve.engine.costs import StepCosts
@@ -87,9 +80,7 @@ def test_drafts_change_no_answer(can_cut: bool) -> None:
     def repeating(tokens: Sequence[int]) -> int:
         return b"la la lo la li "[(len(tokens) + sum(tokens[-8:]) // 701) % 15]
 
-    rig = Rig(
-        can_cut=can_cut, predict=repeating, has_drafts=True, batches=SMALL_MODEL_ON_CPU, step_ms=100
-    )
+    rig = Rig(can_cut=can_cut, predict=repeating, has_drafts=True, batches=SMALL_MODEL_ON_CPU, step_ms=100)
     requests = [make_request(str(i), "la la lo la li " * (i + 1), max_tokens=90) for i in range(3)]
     rig.run(requests)
     for request in requests:
@@ -236,13 +227,7 @@ def test_beside_others_only_a_long_forced_text_is_computed_at_once(
 
 @pytest.mark.parametrize("batch_size", [4, 5, 7])
 def test_a_batch_is_never_larger_than_the_runner_allows(batch_size: int) -> None:
-    rig = Rig(
-        num_slots=4,
-        batch_size=batch_size,
-        max_outputs=4,
-        has_drafts=True,
-        batches=SMALL_MODEL_ON_CPU,
-    )
+    rig = Rig(num_slots=4, batch_size=batch_size, max_outputs=4, has_drafts=True, batches=SMALL_MODEL_ON_CPU)
     requests = [make_request(str(i), random_text(i, 30), max_tokens=20) for i in range(6)]
     rig.run(requests)  # the runner checks each plan
     assert all(rig.text(request.id) == rig.expected(request) for request in requests)
