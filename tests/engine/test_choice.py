@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,15 +9,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.builders import Rig, grammar_state, make_request
+from tests.support.builders import grammar_state, make_request
 from tests.support.byte_vocabulary import VOCAB_SIZE, ByteVocabulary
 from tests.support.scripted_runner import ScriptedRunner
 
 from selfserve.engine.choice import TokenChooser, log_softmax, top_indices
 from selfserve.engine.constraint import ConstraintState
-from selfserve.engine.plan import Chunk, Plan
+from selfserve.engine.plan import Row
 from selfserve.errors import InternalError
 from selfserve.request import SamplingParams
+from selfserve.sampling import is_greedy
 
 finite = st.floats(-50, 50, width=32)
 
@@ -27,7 +27,9 @@ class _Never:
     """A sampler that must not be asked."""
 
     def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f"the chain was asked to {name}")
+        if name == "close":
+            return lambda: None
+        return lambda *_: pytest.fail(f"it was asked to {name}")
 
 
 def chooser(
@@ -37,39 +39,55 @@ def chooser(
     return TokenChooser(ByteVocabulary(), request, sampler or _Never(), constraint)
 
 
-def row(**values: float) -> np.ndarray[Any, np.dtype[np.float32]]:
+def row(**values: float) -> Row:
     """Logits, 0 for all bytes but these letters."""
     logits = np.zeros(VOCAB_SIZE, dtype=np.float32)
     for letter, value in values.items():
         logits[ord(letter)] = value
-    return logits
+    return Row(logits, 0)
 
 
 def test_greedy_takes_the_highest_without_asking_the_chain() -> None:
-    assert chooser().choose(row(a=1, b=3, c=2), 0, constrained=False) == (ord("b"), None)
+    assert chooser().choose(row(a=1, b=3, c=2), constrained=False) == (ord("b"), None)
+
+
+@pytest.mark.parametrize("exponent", [1.0, 3.0])
+@pytest.mark.parametrize("reach", [0.5, 5.0])
+def test_temperature_zero_is_greedy_whatever_range_it_has(reach: float, exponent: float) -> None:
+    params = SamplingParams(temperature=0.0, dynatemp_range=reach, dynatemp_exponent=exponent)
+    assert is_greedy(params)
+    chosen = chooser(sampling=params).choose(row(a=1, b=1.1, c=1), constrained=False)
+    assert chosen == (ord("b"), None)
 
 
 @pytest.mark.parametrize(
     "fields",
-    [{"logit_bias": ((5, -math.inf),)}, {"ignore_eos": True}, {"repeat_penalty": 1.1}],
-    ids=repr,
+    [
+        {"temperature": 0.1},
+        {"logit_bias": ((5, 1.0),)},
+        {"repeat_penalty": 1.1},
+        {"presence_penalty": 0.5},
+        {"frequency_penalty": -0.5},
+        {"dry_multiplier": 0.8},
+        {"typical_p": 0.5},
+        {"xtc_probability": 0.5},
+    ],
 )
 def test_whatever_can_change_the_highest_goes_through_the_chain(fields: dict[str, Any]) -> None:
-    params = SamplingParams(temperature=0.0, **fields)
-    with pytest.raises(AssertionError, match="the chain was asked"):
-        chooser(sampling=params).choose(row(a=1), 0, constrained=False)
+    assert is_greedy(SamplingParams(temperature=0.0))
+    assert not is_greedy(SamplingParams(**{"temperature": 0.0, **fields}))
 
 
 def test_a_grammar_masks_before_the_choice_and_goes_on_after_it() -> None:
     chosen = chooser(constraint=grammar_state('start: "ab" | "cd"'))
-    assert chosen.choose(row(z=9, a=1, c=2), 0, constrained=True)[0] == ord("c")
-    assert chosen.choose(row(z=9, a=1, c=2), 0, constrained=True)[0] == ord("d")
+    assert chosen.choose(row(z=9, a=1, c=2), constrained=True)[0] == ord("c")
+    assert chosen.choose(row(z=9, a=1, c=2), constrained=True)[0] == ord("d")
 
 
 def test_an_unconstrained_place_leaves_the_grammar_where_it_is() -> None:
     chosen = chooser(constraint=grammar_state('start: "a"'))
-    assert chosen.choose(row(z=9), 0, constrained=False)[0] == ord("z")
-    assert chosen.choose(row(z=9), 0, constrained=True)[0] == ord("a")
+    assert chosen.choose(row(z=9), constrained=False)[0] == ord("z")
+    assert chosen.choose(row(z=9), constrained=True)[0] == ord("a")
 
 
 def test_a_token_written_by_the_engine_is_told_to_grammar_and_chain() -> None:
@@ -83,29 +101,59 @@ def test_a_token_written_by_the_engine_is_told_to_grammar_and_chain() -> None:
         chosen.accept(ord("x"), constrained=True)
 
 
-def test_the_mask_reaches_a_chain_that_reads_the_logits_itself() -> None:
-    params = SamplingParams(temperature=1.0, seed=3)
-    for seed in range(10):
-        runner = ScriptedRunner()
-        rig = Rig(runner)
-        rig.add(make_request())
-        sequence = rig.scheduler.waiting[0][0]
-        chunk = Chunk(sequence=sequence, slot=0, start=0, tokens=[seed], num_outputs=1)
-        runner.run(Plan([chunk], num_prefill_tokens=1).finish())
-        chosen = chooser(
-            runner.sampler(params, ()), grammar_state("start: /[xy]/"), sampling=params
-        )
-        token, _ = chosen.choose(runner.logits(1)[0], chunk.first_row, constrained=True)
-        assert token in b"xy"
+class _Spy:
+    """A sampler that takes the highest and notes how it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def _sample(self, name: str, row: Row) -> int:
+        self.asked.append(name)
+        return int(row.logits.argmax())
+
+    def sample(self, row: Row) -> int:
+        assert np.isfinite(row.logits).all()
+        return self._sample("plain", row)
+
+    def sample_masked(self, row: Row) -> int:
+        return self._sample("masked", row)
+
+    def close(self) -> None:
+        self.asked.append("close")
+
+
+@pytest.mark.parametrize(
+    ("is_bound", "constrained", "way", "expected"),
+    [
+        (False, True, "plain", "z"),
+        (True, False, "plain", "z"),
+        (True, True, "masked", "y"),
+    ],
+)
+def test_a_chain_learns_whether_its_row_is_masked(
+    is_bound: bool, constrained: bool, way: str, expected: str
+) -> None:
+    spy = _Spy()
+    grammar = grammar_state("start: /[xy]/") if is_bound else None
+    chosen = chooser(spy, grammar, sampling=SamplingParams())
+    token, _ = chosen.choose(row(x=1, y=2, z=3), constrained=constrained)
+    assert (chr(token), spy.asked) == (expected, [way])
+
+
+def test_an_allowed_token_is_taken_by_a_greedy_choice_with_no_mask() -> None:
+    grammar = grammar_state("start: /[xy]/")
+    grammar.apply = _Never().apply  # type: ignore[method-assign]
+    token, _ = chooser(None, grammar).choose(row(x=2, y=1), constrained=True)
+    assert token == ord("x")
 
 
 def test_raw_probabilities_are_those_before_the_mask() -> None:
     chosen = chooser(constraint=grammar_state('start: "a"'), n_probs=2)
-    token, probs = chosen.choose(row(a=1, b=3), 0, constrained=True)
+    token, probs = chosen.choose(row(a=1, b=3), constrained=True)
     assert token == ord("a")
     assert probs is not None
     assert [top.id for top in probs.top] == [ord("b"), ord("a")]
-    expected = log_softmax(row(a=1, b=3))
+    expected = log_softmax(row(a=1, b=3).logits)
     assert probs.chosen.value == pytest.approx(float(expected[ord("a")]))
     assert probs.top[0].piece == b"b"
 

@@ -104,6 +104,9 @@ class OutputText:
         self._push_content(text)
         if not self.has_ended:
             self._give(self._stop.flush())
+            # Of overlapping stop strings a shorter one can turn out to stand in the held text.
+            if self._stop.matched is not None and not self.is_dedented:
+                self._end_at(self._stop.matched)
         if self._indentation is not None and not self.has_ended:
             self._keep(self._indentation.flush())
 
@@ -123,10 +126,13 @@ class OutputText:
         result = self._stop.push(text)
         self._give(result.text)
         if result.matched is not None and not self.is_dedented:
-            # Blanks that stood right before the stop string are text.
-            self.stopping_word = result.matched
-            if self._indentation is not None:
-                self._keep(self._indentation.flush())
+            self._end_at(result.matched)
+
+    def _end_at(self, stopping_word: str) -> None:
+        """A stop string was found; blanks that stood right before it are text."""
+        self.stopping_word = stopping_word
+        if self._indentation is not None:
+            self._keep(self._indentation.flush())
 
     def _give(self, text: str) -> None:
         if text and self._indentation is not None:

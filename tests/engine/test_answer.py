@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import msgspec
 import pytest
-from tests.support.builders import Rig, grammar_state, make_request, random_text
+from tests.support.builders import SMALL_MODEL_ON_CPU, Rig, grammar_state, make_request
 from tests.support.byte_vocabulary import END_THINK, EOS, THINK
 from tests.support.scripted_runner import ScriptedRunner, answer_of, endless, reading
 
-from selfserve.engine.speculation import SMALL_MODEL_ON_CPU
-from selfserve.request import Delta, ReasoningSpec, SamplingParams, StopType
+from selfserve.request import ReasoningSpec, SamplingParams, StopType
 
 THINKING = ReasoningSpec(
     start="<think>",
@@ -119,58 +117,6 @@ def test_the_time_limit_counts_from_the_first_token() -> None:
     assert end.completion_tokens in (11, 12)
 
 
-# --- the end of the context ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize("max_tokens", [None, 1000])
-def test_a_full_context_ends_a_generation_as_truncated(max_tokens: int | None) -> None:
-    rig = Rig(context_size=64, predict=endless, costs=SMALL_MODEL_ON_CPU)
-    request = make_request("a", "x" * 40, max_tokens=max_tokens)
-    rig.run([request])
-    end = rig.finished("a")
-    assert (end.stop_type, end.truncated) == (StopType.LIMIT, True)
-    assert end.prompt_tokens + end.completion_tokens == 64
-    assert rig.text("a") == rig.expected(request)
-
-
-def test_a_prompt_of_the_whole_context_but_one_token_gets_that_one() -> None:
-    rig = Rig(context_size=64, predict=endless)
-    rig.run([make_request("a", "x" * 63, max_tokens=10)])
-    assert rig.finished("a").completion_tokens == 1
-
-
-@pytest.mark.parametrize(("n_keep", "add_bos"), [(0, False), (10, False), (10, True), (-1, False)])
-def test_a_shift_drops_half_of_what_is_not_kept(n_keep: int, add_bos: bool) -> None:
-    rig = Rig(context_size=64, predict=endless, add_bos=add_bos)
-    prompt = [*random_text(1, 40).encode()]
-    rig.run([make_request("a", prompt, max_tokens=100, n_keep=n_keep)])
-    kept = (40 if n_keep < 0 else n_keep) + add_bos
-    tokens = list(prompt)
-    expected = []
-    for _ in range(100):
-        expected += (found := answer_of(tokens, 1, endless))
-        tokens += found
-        if len(tokens) == 64:
-            del tokens[kept : kept + (64 - kept) // 2]
-    assert rig.tokens("a") == expected
-    end = rig.finished("a")
-    assert (end.stop_type, end.completion_tokens, end.truncated) == (StopType.LIMIT, 100, True)
-    rig.check_idle()
-
-
-def test_without_a_shift_the_context_is_the_end_even_if_one_was_asked_for() -> None:
-    rig = Rig(context_size=64, predict=endless, can_shift=False)
-    rig.run([make_request("a", "x" * 40, max_tokens=100, n_keep=4)])
-    end = rig.finished("a")
-    assert (end.stop_type, end.truncated, end.completion_tokens) == (StopType.LIMIT, True, 24)
-
-
-def test_a_prompt_that_would_be_kept_whole_leaves_room_to_go_on() -> None:
-    rig = Rig(context_size=64, predict=endless)
-    rig.run([make_request("a", "x" * 63, max_tokens=40, n_keep=-1)])
-    assert rig.finished("a").completion_tokens == 40
-
-
 # --- thinking -----------------------------------------------------------------------------
 
 
@@ -206,7 +152,7 @@ def test_a_budget_also_holds_for_drafts() -> None:
         return b"la la "[len(tokens) % 6]
 
     spec = msgspec.structs.replace(THINKING, budget=33)
-    rig = Rig(predict=predict, costs=SMALL_MODEL_ON_CPU, step_ms=100)
+    rig = Rig(predict=predict, has_drafts=True, batches=SMALL_MODEL_ON_CPU, step_ms=100)
     rig.run([make_request("a", "la la " * 20, max_tokens=80, reasoning=spec)])
     assert rig.finished("a").timings.draft_n_accepted > 0
     assert rig.tokens("a")[33:37] == list(spec.closing_ids)
@@ -239,14 +185,6 @@ def test_forced_text_keeps_to_the_token_limit(max_tokens: int) -> None:
     assert rig.finished("a").stop_type == StopType.LIMIT
 
 
-def test_forced_text_keeps_to_the_context() -> None:
-    state = grammar_state('start: ("a" | "b") "' + "x" * 100 + '" ("a" | "b")')
-    rig = answering("b", constraint=state, context_size=64)
-    end = rig.finished("a")
-    assert (end.stop_type, end.truncated) == (StopType.LIMIT, True)
-    assert end.completion_tokens == 63
-
-
 def test_stop_strings_act_on_forced_text() -> None:
     state = grammar_state('start: ("a" | "b") "the rest is certain"')
     rig = answering("b", constraint=state, stop=("is",))
@@ -274,17 +212,6 @@ def test_a_grammar_waits_for_the_end_of_the_thinking() -> None:
     assert rig.text("a") in ("yes", "no")
 
 
-def test_a_grammar_that_leaves_nothing_ends_its_own_request_alone() -> None:
-    sampling = SamplingParams(temperature=0.0, logit_bias=((ord("a"), -math.inf),))
-    rig = Rig(predict=endless)
-    rig.add(make_request("other", "other", max_tokens=20))
-    rig.add(make_request("stuck", "?", sampling=sampling), grammar_state('start: "a" ("b" | "c")'))
-    rig.run()
-    assert rig.failed("stuck").error == "InternalError"
-    assert rig.text("other") == rig.expected(rig.requests["other"])
-    rig.check_idle()
-
-
 def test_a_complete_grammar_ends_even_where_the_end_token_is_banned() -> None:
     sampling = SamplingParams(temperature=0.0, ignore_eos=True)
     rig = answering("ab", sampling=sampling, constraint=grammar_state('start: ("a" | "b")'))
@@ -303,40 +230,9 @@ def test_drafts_keep_to_a_grammar() -> None:
     def predict(tokens: Any) -> int:
         return b"ab ab "[len(tokens) % 6]
 
-    rig = Rig(predict=predict, costs=SMALL_MODEL_ON_CPU, step_ms=100)
+    rig = Rig(predict=predict, has_drafts=True, batches=SMALL_MODEL_ON_CPU, step_ms=100)
     rig.add(make_request("a", "ab ab " * 20, max_tokens=60), grammar_state("start: /[ab ]{40}/"))
     rig.run()
     assert rig.text("a") == ("ab ab " * 20)[:40]
     assert rig.finished("a").timings.draft_n > 0
     rig.check_idle()
-
-
-# --- probabilities ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("post", [False, True])
-def test_each_token_has_its_probabilities(post: bool) -> None:
-    rig = answering("Hi there", n_probs=3, post_sampling_probs=post)
-    probs = [p for delta in rig.deltas("a") for p in delta.probs]
-    assert [p.chosen.id for p in probs] == rig.tokens("a")
-    for entry in probs:
-        values = [top.value for top in entry.top]
-        assert values == sorted(values, reverse=True)
-        assert entry.top[0].id == entry.chosen.id
-        assert len(values) == (1 if post else 3)
-        assert entry.chosen.value == pytest.approx(1.0 if post else 0.0, abs=0.05)
-
-
-def test_deltas_carry_the_tokens_of_their_text() -> None:
-    rig = answering("größe")
-    deltas: list[Delta] = rig.deltas("a")
-    for delta in deltas:
-        assert bytes(t for t in delta.tokens if t < 256).decode() == delta.content
-
-
-def test_tokens_with_probabilities_are_all_asked_of_the_model() -> None:
-    state = grammar_state('start: ("a" | "b") "the rest is certain"')
-    rig = answering("bthe rest", constraint=state, n_probs=1)
-    assert rig.text("a") == "bthe rest is certain"
-    probs = [p for delta in rig.deltas("a") for p in delta.probs]
-    assert [p.chosen.id for p in probs] == [*b"bthe rest is certain"]
