@@ -22,18 +22,18 @@ from typing import Any
 
 import msgspec
 import zmq
+from selfserve.engine.grammars import GrammarBuilder
+from selfserve.engine.pace import StepPace
+from selfserve.engine.slots import SlotTable
+from selfserve.engine.turns import ComputeTurns
 
 from bench.models import NAMES, model_path
 from selfserve.config import EngineSettings
 from selfserve.engine import channel
 from selfserve.engine.channel import EngineInbox, EngineOutbox
-from selfserve.engine.grammars import GrammarBuilder
 from selfserve.engine.llama_runner import LlamaRunner
 from selfserve.engine.loop import EngineLoop
-from selfserve.engine.pace import StepPace
 from selfserve.engine.scheduler import Scheduler
-from selfserve.engine.slots import SlotTable
-from selfserve.engine.turns import ComputeTurns
 from selfserve.native import library
 from selfserve.request import Request, SamplingParams, Submit
 
