@@ -104,9 +104,6 @@ class OutputText:
         self._push_content(text)
         if not self.has_ended:
             self._give(self._stop.flush())
-            # Of overlapping stop strings a shorter one can turn out to stand in the held text.
-            if self._stop.matched is not None and not self.is_dedented:
-                self._end_at(self._stop.matched)
         if self._indentation is not None and not self.has_ended:
             self._keep(self._indentation.flush())
 
