@@ -205,7 +205,12 @@ class LlamaRunner:
         return self._context.logits(num_outputs)
 
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> TokenSampler:
-        return Sampler(self._context, self._model.vocab, params, prompt)
+        vocab, context = self._model.vocab, self._context
+        bans = [token for token, bias in params.logit_bias if bias == -math.inf]
+        if params.ignore_eos:
+            bans += vocab.eog_ids
+        sampler = Sampler(vocab, params, prompt, context_size=context.context_size)
+        return _ContextSampler(context, sampler, bans)
 
     def grammar_tokenizer(self) -> Any:
         return self._model.vocab.grammar_tokenizer()
@@ -342,3 +347,24 @@ class LlamaSideMemory:
 
     def close(self) -> None:
         self._context.close()
+
+
+class _ContextSampler:
+    """A sampler that knows its context, and bans tokens."""
+
+    def __init__(self, context: Context, sampler: Sampler, bans: list[int]) -> None:
+        self._context = context
+        self._sampler = sampler
+        self._bans = bans
+        self.accept = sampler.accept
+        self.close = sampler.close
+
+    def sample(self, row: int) -> int:
+        return self._sampler.sample_masked(self._masked(self._context.row(row)))
+
+    def sample_with_probs(self, logits: Logits) -> Any:
+        return self._sampler.sample_with_probs(self._masked(logits))
+
+    def _masked(self, logits: Logits) -> Logits:
+        logits[self._bans] = -math.inf
+        return logits
