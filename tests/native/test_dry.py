@@ -1,4 +1,4 @@
-"""DRY's samplers: kept ones are cloned, have histories of their own, and are freed beyond a limit."""
+"""DRY's samplers: kept ones are cloned, have their own histories, and are freed beyond a limit."""
 
 from __future__ import annotations
 

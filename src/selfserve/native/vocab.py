@@ -108,7 +108,8 @@ class Vocab:
             count, tokens = self._tokenize(data, -count, add_special, parse_special)
         if count < 0:
             raise InvalidRequest("the text cannot be tokenized")
-        return tokens[:count]
+        found: list[int] = tokens[:count]
+        return found
 
     def _tokenize(
         self, data: bytes, room: int, add_special: bool, parse_special: bool
