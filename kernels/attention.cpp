@@ -129,28 +129,50 @@ inline void add_values(const float * weights, const float * values, int64_t coun
     }
 }
 
-// Widens `count` rows of F16; rows after these, up to a whole tile, become zero.
+// Widens `count` rows of F16; rows after these, up to a whole tile, become zero. Returns whether all
+// are finite.
 template <int SIZE>
-inline void widen(const char * rows, size_t stride, int64_t count, float * target) {
+inline bool widen(const char * rows, size_t stride, int64_t count, float * target) {
+    const __m128i exponent = _mm_set1_epi16(0x7c00);
+    __m128i special = _mm_setzero_si128();
     for (int64_t k = 0; k < count; k++, rows += stride, target += SIZE) {
         for (int d = 0; d < SIZE; d += LANES) {
             const __m128i halves = _mm_loadu_si128((const __m128i *) (rows + 2 * d));
+            const __m128i is_special = _mm_cmpeq_epi16(_mm_and_si128(halves, exponent), exponent);
+            special = _mm_or_si128(special, is_special);
             _mm256_storeu_ps(target + d, _mm256_cvtph_ps(halves));
         }
     }
     std::fill(target, target + (TILE - count) * SIZE, 0.0f);
+    return _mm_testz_si128(special, special);
+}
+
+// As `add_values` for a row whose values are not all finite: 0 times infinity is no number, so what
+// has no weight is left out.
+template <int SIZE>
+inline void add_seen_values(const float * weights, const float * values, int64_t count,
+                            float * output) {
+    for (int64_t k = 0; k < count; k++) {
+        if (weights[k] != 0) {
+            add_values<SIZE, 1>(weights + k, values + k * SIZE, 1, output);
+        }
+    }
 }
 
 // Turns scores into weights: adds the mask, scales what is known so far to the new largest score.
+// What the mask hides is minus infinity whatever its score: cells out of use may hold anything.
 template <int SIZE>
 inline void soften(float * scores, const ggml_fp16_t * mask, float scale, float * largest,
                    float * sum, float * output) {
+    const __m256 hidden = _mm256_set1_ps(-INFINITY);
     __m256 score[TILE / LANES];
-    __m256 top = _mm256_set1_ps(-INFINITY);
+    __m256 top = hidden;
     for (int i = 0; i < TILE / LANES; i++) {
         const __m128i halves = _mm_loadu_si128((const __m128i *) (mask + i * LANES));
-        score[i] = _mm256_fmadd_ps(_mm256_loadu_ps(scores + i * LANES), _mm256_set1_ps(scale),
-                                   _mm256_cvtph_ps(halves));
+        const __m256 added = _mm256_cvtph_ps(halves);
+        const __m256 shifted = _mm256_fmadd_ps(_mm256_loadu_ps(scores + i * LANES),
+                                               _mm256_set1_ps(scale), added);
+        score[i] = _mm256_blendv_ps(shifted, hidden, _mm256_cmp_ps(added, hidden, _CMP_EQ_OQ));
         top = _mm256_max_ps(top, score[i]);
     }
     const float before = *largest;
@@ -362,7 +384,12 @@ class Attention : public ggml::cpu::tensor_traits {
                 soften<SIZE>(scores + r * TILE, masks.rows[r / place.heads], scale,
                              partial.largest + r, partial.sum + r, partial.output + r * SIZE);
             }
-            widen<SIZE>(values + begin * v->nb[1], v->nb[1], count, tile);
+            if (!widen<SIZE>(values + begin * v->nb[1], v->nb[1], count, tile)) {
+                for (int64_t r = 0; r < num_rows; r++) {
+                    add_seen_values<SIZE>(scores + r * TILE, tile, count, partial.output + r * SIZE);
+                }
+                continue;
+            }
             in_rows(num_rows, [&](auto rows, int64_t r) {
                 add_values<SIZE, rows>(scores + r * TILE, tile, count, partial.output + r * SIZE);
             });

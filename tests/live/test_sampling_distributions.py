@@ -20,17 +20,9 @@ Floats = npt.NDArray[np.float64]
 
 LOGITS = np.array([3.0, 2.6, 2.0, 1.1, 0.4, -0.3, -1.0, -2.5, -4.0, -6.0])
 NUM_DRAWS = 2000
+CONTEXT_SIZE = 4096
 OFF: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 """Every sampler switched off: the draw follows the softmax of the logits."""
-
-
-class _Context:
-    """What a sampler needs to know of a context as long as it is given the logits."""
-
-    def __init__(self, model: Model) -> None:
-        self._lib = model._lib
-        self.handle = None
-        self.context_size = 4096
 
 
 class Chains:
@@ -42,8 +34,7 @@ class Chains:
 
     def __call__(self, *, prompt: Sequence[int] = (), **fields: Any) -> Sampler:
         params = SamplingParams(**{**OFF, "seed": 17, **fields})
-        context: Any = _Context(self._model)
-        sampler = Sampler(context, self._model.vocab, params, prompt)
+        sampler = Sampler(self._model.vocab, params, prompt, context_size=CONTEXT_SIZE)
         self._made.append(sampler)
         return sampler
 
@@ -158,9 +149,26 @@ CASES: dict[str, tuple[dict[str, Any], Floats]] = {
     "xtc over a half": ({"xtc_probability": 1.0, "xtc_threshold": 0.51}, softmax(LOGITS)),
     "min_keep": ({"top_p": 0.01, "min_keep": 4}, only([0, 1, 2, 3])),
     "min_keep of min_p": ({"min_p": 1.0, "min_keep": 2}, only([0, 1])),
+    "min_keep of top_k": ({"top_k": 2, "min_keep": 4}, only([0, 1, 2, 3])),
+    "min_keep of top_n_sigma": ({"top_n_sigma": 0.1, "min_keep": 3}, only([0, 1, 2])),
+    "min_keep of all": (
+        {"top_k": 1, "top_p": 0.01, "min_p": 1.0, "top_n_sigma": 0.0, "min_keep": 2},
+        only([0, 1]),
+    ),
+    "min_keep over all": ({"top_k": 1, "top_n_sigma": 0.0, "min_keep": 99}, softmax(LOGITS)),
+    "top_n_sigma of 0": ({"top_n_sigma": 0.0}, only([0])),
+    "top_n_sigma below 0": ({"top_n_sigma": -0.5}, softmax(LOGITS)),
+    "top_n_sigma before typical_p": (
+        {"top_n_sigma": 1.0, "typical_p": 0.99},
+        only(LOGITS.max() - LOGITS.std() <= LOGITS),
+    ),
+    "top_n_sigma after temperature": (
+        {"temperature": 2.0, "top_n_sigma": 0.7, "samplers": ("temperature", "top_n_sigma")},
+        softmax(np.where(LOGITS.max() - 0.7 * LOGITS.std() <= LOGITS, LOGITS / 2, -np.inf)),
+    ),
     "logit_bias": (
-        {"logit_bias": ((0, -math.inf), (9, 9.0))},
-        softmax(np.append(LOGITS[:9], 3.0) + np.array([-np.inf] + [0.0] * 9)),
+        {"logit_bias": ((0, -3.0), (9, 9.0))},
+        softmax(np.append(LOGITS[:9], 3.0) - np.array([3.0] + [0.0] * 9)),
     ),
     "bias before truncation": (
         {"logit_bias": ((9, 100.0),), "top_k": 1},
@@ -276,3 +284,70 @@ def test_temperature_zero_is_greedy_with_every_chain(
     sampler = chain(temperature=0.0, samplers=samplers, logit_bias=((0, -0.6),))
     row = LOGITS.astype(np.float32)
     assert {sampler.sample_with_probs(row)[0] for _ in range(20)} == {1}
+
+
+@pytest.mark.parametrize("fields", [{"dynatemp_range": 1.0}, {"dynatemp_range": 2.0, "top_p": 0.9}])
+@pytest.mark.parametrize(
+    "samplers", [DEFAULT_SAMPLERS, ("temperature", "typ_p", "top_p"), ("temperature",) * 2]
+)
+def test_temperature_zero_is_greedy_whatever_the_dynamic_range(
+    chain: Chains, fields: dict[str, Any], samplers: tuple[str, ...]
+) -> None:
+    sampler = chain(temperature=0.0, **fields, samplers=samplers, typical_p=0.999)
+    row = LOGITS.astype(np.float32)
+    assert {sampler.sample_masked(row) for _ in range(30)} == {0}
+
+
+@pytest.mark.parametrize("name", ["off", "typical_p", "top_n_sigma", "dynatemp_range", "xtc"])
+@pytest.mark.parametrize("masked", [1, 200])
+def test_masked_candidates_change_nothing_for_the_others(
+    chain: Chains, name: str, masked: int
+) -> None:
+    fields, expected = CASES[name]
+    logits = np.concatenate([np.full(masked, -np.inf), LOGITS])
+    found = after_chain(chain(**fields), logits)
+    np.testing.assert_allclose(found[masked:], expected, atol=2e-6)
+    assert not found[:masked].any()
+
+
+@pytest.mark.parametrize("mirostat", [1, 2])
+def test_mirostat_never_sees_what_is_masked(chain: Chains, mirostat: int) -> None:
+    logits = (-1.1 * np.log(np.arange(1, 1001))).astype(np.float32)
+    masked = np.full(2000, -np.inf, dtype=np.float32)
+    masked[::2] = logits
+    fields = {"mirostat": mirostat, "mirostat_tau": 3.0}
+    plain, other = chain(**fields), chain(**fields)
+    assert [2 * plain.sample_masked(logits) for _ in range(100)] == [
+        other.sample_masked(masked) for _ in range(100)
+    ]
+
+
+def test_a_row_without_candidates_is_an_error(chain: Chains) -> None:
+    with pytest.raises(ValueError, match="nothing to choose"):
+        chain().sample_masked(np.full(10, -np.inf, dtype=np.float32))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"repeat_penalty": 1.5, "repeat_last_n": 2**31 - 1},
+        {"presence_penalty": 1.5, "repeat_last_n": 2**31 - 1},
+        {"dry_multiplier": 1.0, "dry_penalty_last_n": 2**31 - 1},
+    ],
+)
+def test_no_window_is_longer_than_the_context(
+    model: Model, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    windows = []
+    lib: Any = model.vocab._lib
+    for name, place in (("penalties", 1), ("dry", 4)):
+        make = getattr(lib, f"llama_sampler_init_{name}")
+
+        def spy(*given: Any, make: Any = make, place: int = place) -> Any:
+            windows.append(given[place])
+            return make(*given[:place], min(given[place], CONTEXT_SIZE), *given[place + 1 :])
+
+        monkeypatch.setattr(lib, f"llama_sampler_init_{name}", spy)
+    params = SamplingParams(**fields, samplers=("penalties", "dry", "penalties"))
+    Sampler(model.vocab, params, [1, 2, 3], context_size=CONTEXT_SIZE).close()
+    assert windows == [CONTEXT_SIZE]

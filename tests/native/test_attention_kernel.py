@@ -142,3 +142,33 @@ def test_a_token_gets_the_same_alone_and_among_others_with_any_number_of_threads
             q[2:3, :, token : token + 1], k[2:3], v[2:3], mask[2:3, :, token : token + 1], 2
         )
         np.testing.assert_array_equal(alone[0, 0], expected[2, token])
+
+
+@pytest.mark.parametrize("garbage", [np.inf, -np.inf, np.nan], ids=str)
+@pytest.mark.parametrize(
+    ("tokens", "keys", "sequences"), [(1, 100, 1), (1, 700, 9), (5, 256, 3), (40, 300, 1)], ids=str
+)
+def test_what_the_mask_hides_may_hold_anything(
+    ggml: Ggml, garbage: float, tokens: int, keys: int, sequences: int
+) -> None:
+    q, k, v, mask = inputs(tokens + keys, 64, (9, 3), tokens, keys, sequences)
+    mask[:, :, :, keys // 3] = -np.inf  # in the midst of a tile, too
+    mask[:, :, :, -1] = -np.inf
+    mask[:, :, :, 0] = 0
+    expected = formula(q, k, v, mask)
+    everyone_hides = np.isinf(mask).all(axis=(1, 2))
+    for sequence, hidden in enumerate(everyone_hides):
+        k[sequence, :, hidden] = garbage
+        v[sequence, :, hidden] = garbage
+    np.testing.assert_allclose(ggml.attend(q, k, v, mask, 2), expected, atol=2e-5)
+
+
+def test_a_value_spoils_only_the_tokens_that_see_it(ggml: Ggml) -> None:
+    q, k, v, mask = inputs(3, 64, (9, 3), 6, 64, 1)
+    mask[:] = 0
+    mask[0, 0, :3, 40] = -np.inf
+    expected = formula(q, k, v, mask)
+    v[0, :, 40] = np.inf
+    found = ggml.attend(q, k, v, mask, 2)
+    np.testing.assert_allclose(found[0, :3], expected[0, :3], atol=2e-5)
+    assert not np.isfinite(found[0, 3:]).any()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
+from tests.support import tiny_models
 from tests.support.native_desk import BATCH_SIZE, CONTEXT_SIZE, Desk
 
+from selfserve.errors import ModelLoadError
 from selfserve.native.context import Outcome
+from selfserve.native.model import Model
 
 TEXT = "The capital of France is Paris. The capital of Italy is"
 
@@ -119,12 +124,44 @@ def test_a_state_of_another_length_than_it_should_have_leaves_nothing(
     assert desk.context.restore(1, blob, length=len(prompt))
 
 
-def test_shifting_moves_the_rest_down_and_generation_goes_on(desk: Desk, prompt: list[int]) -> None:
-    desk.decode((0, 0, prompt, 1))
-    assert desk.context.can_shift
-    assert desk.context.shift(0, 2, 4)
-    assert desk.context.positions(0) == (0, len(prompt) - 5)
-    assert desk.decode((0, len(prompt) - 4, prompt[-1:], 1)) is Outcome.OK
+@pytest.fixture(scope="module")
+def one_layer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    """In a model of one layer, what is kept of a token depends on nothing but its place."""
+    path = tmp_path_factory.mktemp("shift") / "one_layer.gguf"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny_models, "LLAMA_BLOCKS", 1)
+        tiny_models.write_tiny_model(path, "llama")
+    model = Model(path)
+    yield model
+    model.close()
+
+
+@pytest.mark.parametrize(("keep", "drop"), [(2, 4), (0, 9), (5, 20)])
+def test_after_a_shift_the_rest_is_as_if_computed_in_its_new_place(
+    one_layer: Model, keep: int, drop: int
+) -> None:
+    desk = Desk(one_layer, kv_type="f32", flash_attention="off")
+    tokens = [(7 + 5 * i) % one_layer.vocab.size for i in range(40)]
+    rest = tokens[:keep] + tokens[keep + drop :]
+    try:
+        desk.logits_after(0, 0, tokens[:-1])
+        assert desk.context.can_shift
+        assert desk.context.shift(0, keep, drop)
+        assert desk.context.positions(0) == (0, len(rest) - 2)
+        found = desk.logits_after(0, len(rest) - 1, tokens[-1:])
+        expected = desk.logits_after(1, 0, rest)
+        np.testing.assert_allclose(found, expected, atol=1e-3 * expected.std())
+    finally:
+        desk.context.close()
+
+
+@pytest.mark.parametrize("kv_type", ["q8_0", "q4_0"])
+def test_a_quantized_memory_without_flash_attention_is_refused_as_such(
+    model: Model, kv_type: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=f"--kv-type {kv_type} needs flash attention"):
+        Desk(model, kv_type=kv_type, flash_attention="off")
+    Desk(model, kv_type=kv_type, flash_attention="auto").context.close()
 
 
 def test_the_context_is_no_larger_than_was_asked_for(desk: Desk) -> None:

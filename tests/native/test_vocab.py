@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from selfserve.errors import InvalidRequest
+from selfserve.native import vocab as native_vocab
 from selfserve.native.model import Model
 
 TEXTS = [
@@ -64,3 +68,39 @@ def test_every_piece_can_be_read(model: Model) -> None:
     pieces = [model.vocab.piece(i, special=True) for i in range(model.vocab.size)]
     assert max(map(len, pieces)) > 64  # longer than the first guess of the buffer's size
     assert all(isinstance(piece, bytes) for piece in pieces)
+
+
+def test_no_piece_is_longer_than_the_longest(model: Model) -> None:
+    pieces = [model.vocab.piece(i, special=True) for i in range(model.vocab.size)]
+    assert model.vocab.longest_piece == max(map(len, pieces))
+
+
+def test_a_text_beyond_the_limit_is_refused_before_anything_is_allocated(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_vocab, "MAX_TEXT_BYTES", 10)
+    model.vocab.tokenize("a" * 10, add_special=False, parse_special=False)
+    monkeypatch.setattr(model.vocab, "_tokenize", lambda *_: pytest.fail("it was tokenized"))
+    with pytest.raises(InvalidRequest, match="at most 10 bytes, it has 11"):
+        model.vocab.tokenize("a" * 11, add_special=False, parse_special=False)
+
+
+@pytest.mark.parametrize("answers", [[-(2**31)], [-3], [-500, -501], [-500, -(2**31)]], ids=str)
+def test_a_tokenizer_that_cannot_count_is_an_error_and_not_asked_for_ever(
+    model: Model, monkeypatch: pytest.MonkeyPatch, answers: list[int]
+) -> None:
+    left = list(answers)
+    monkeypatch.setattr(model.vocab, "_tokenize", lambda *_: (left.pop(0), []))
+    with pytest.raises(InvalidRequest, match="cannot be tokenized"):
+        model.vocab.tokenize("text", add_special=False, parse_special=False)
+    assert not left
+
+
+def test_a_text_that_becomes_longer_gets_the_room_it_asks_for(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tokenize(_data: bytes, room: int, *_: bool) -> tuple[int, Any]:
+        return (500, [7] * room) if room >= 500 else (-500, [])
+
+    monkeypatch.setattr(model.vocab, "_tokenize", tokenize)
+    assert model.vocab.tokenize("text", add_special=False, parse_special=False) == [7] * 500

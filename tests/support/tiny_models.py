@@ -23,6 +23,7 @@ FloatArray = npt.NDArray[np.float32]
 
 EMBEDDING = 64
 FEED_FORWARD = 128
+LLAMA_BLOCKS = 2
 LOGIT_DEVIATION = 5.0
 SELDOM = 0.25
 """Scale of the embedding rows of tokens that are never the best one."""
@@ -84,7 +85,7 @@ def _sizes(arch: str, num_blocks: int, **more: Value) -> dict[str, Value]:
 
 def _llama(out: TensorWriter) -> dict[str, Value]:
     """Plain attention: the tail of a sequence can be dropped at any place."""
-    num_blocks, head = 2, EMBEDDING // 2
+    num_blocks, head = LLAMA_BLOCKS, EMBEDDING // 2
     for i in range(num_blocks):
         block = f"blk.{i}."
         out.norm(block + "attn_norm", EMBEDDING)

@@ -20,6 +20,7 @@ from selfserve.native.model import Model
 
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "q4_0": 2, "bf16": 30}
 """ggml_type of the names that settings use."""
+QUANTIZED_KV_TYPES = frozenset({"q8_0", "q4_0"})
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 STATE_FULL = 0
 STATE_PARTIAL = 1
@@ -62,6 +63,11 @@ class Context:
 
     def __init__(self, model: Model, options: ContextOptions) -> None:
         """Raises ModelLoadError."""
+        if options.flash_attention == "off" and options.kv_type in QUANTIZED_KV_TYPES:
+            raise ModelLoadError(
+                f"--kv-type {options.kv_type} needs flash attention: leave --flash-attention at "
+                "auto, or choose --kv-type f16"
+            )
         self._lib: Any = model._lib
         lib = self._lib
         params = lib.llama_context_default_params()
@@ -116,6 +122,11 @@ class Context:
         batch asked for them. A view that may be written to; the next decode overwrites it."""
         pointer = self._lib.llama_get_logits(self.handle)
         return np.ctypeslib.as_array(pointer, shape=(num_rows, self._num_vocab))
+
+    def row(self, index: int) -> npt.NDArray[np.float32]:
+        """As `logits`, the one of row `index` of the last batch, shape (n_vocab,)."""
+        pointer = self._lib.llama_get_logits_ith(self.handle, index)
+        return np.ctypeslib.as_array(pointer, shape=(self._num_vocab,))
 
     # --- memory of one sequence -----------------------------------------------------------
 

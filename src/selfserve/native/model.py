@@ -112,6 +112,7 @@ class Model:
 
     def close(self) -> None:
         if self.handle:
+            self.vocab.close()
             self._lib.llama_model_free(self.handle)
             self.handle = None
 

@@ -11,10 +11,14 @@ from functools import cached_property
 from typing import Any
 
 from selfserve.errors import InvalidRequest
+from selfserve.native.dry import DryPrototypes
+from selfserve.native.pieces import PieceStatistics
 
 ATTR_UNKNOWN = 1 << 0
 ATTR_CONTROL = 1 << 3
 ATTR_USER_DEFINED = 1 << 4
+MAX_TEXT_BYTES = 64 << 20
+"""Of a text to tokenize: the room for its tokens is four times as large."""
 SPECIAL = ATTR_UNKNOWN | ATTR_CONTROL | ATTR_USER_DEFINED
 
 
@@ -28,6 +32,11 @@ class Vocab:
         self.size: int = lib.llama_vocab_n_tokens(self.handle)
         self._pieces: dict[int, bytes] = {}
         self._special_pieces: dict[int, bytes] = {}
+        self.dry_prototypes = DryPrototypes(lib, self.handle)
+
+    def close(self) -> None:
+        """Frees what is kept for samplers; the model is closed next."""
+        self.dry_prototypes.close()
 
     @cached_property
     def bos_id(self) -> int | None:
@@ -83,20 +92,41 @@ class Vocab:
             call(self._model, index, buffer, len(buffer))
         return buffer.value.decode("utf-8", "replace")
 
+    @cached_property
+    def piece_statistics(self) -> PieceStatistics:
+        """Of all pieces, those of control tokens too. Takes up to a second for large ones."""
+        return PieceStatistics(self._read_piece(i, True) for i in range(self.size))
+
+    @cached_property
+    def longest_piece(self) -> int:
+        """Bytes of the longest piece: a text of n bytes has at least n / longest tokens."""
+        return max(1, self.piece_statistics.longest)
+
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids of `text`. Releases the GIL. Raises InvalidRequest where libllama cannot."""
         data = text.encode("utf-8")
-        room = len(data) + 8  # no token is shorter than a byte, plus BOS and EOS
-        while True:
-            tokens = (ctypes.c_int32 * room)()
-            count: int = self._lib.llama_tokenize(
-                self.handle, data, len(data), tokens, room, add_special, parse_special
+        if len(data) > MAX_TEXT_BYTES:
+            raise InvalidRequest(
+                f"the text must have at most {MAX_TEXT_BYTES} bytes, it has {len(data)}"
             )
-            if count >= 0:
-                return tokens[:count]
-            if -count <= room:  # INT32_MIN is its "too long to count"
-                raise InvalidRequest("the text cannot be tokenized")
-            room = -count
+        room = len(data) + 8  # no token is shorter than a byte, plus BOS and EOS
+        count, tokens = self._tokenize(data, room, add_special, parse_special)
+        if count < 0 and room < -count <= 2 * MAX_TEXT_BYTES:  # its normalizer made the text longer
+            count, tokens = self._tokenize(data, -count, add_special, parse_special)
+        if count < 0:
+            raise InvalidRequest("the text cannot be tokenized")
+        found: list[int] = tokens[:count]
+        return found
+
+    def _tokenize(
+        self, data: bytes, room: int, add_special: bool, parse_special: bool
+    ) -> tuple[int, Any]:
+        """(count, tokens); below zero: the room that it takes, or −2³¹ for too much to count."""
+        tokens = (ctypes.c_int32 * room)()
+        count = self._lib.llama_tokenize(
+            self.handle, data, len(data), tokens, room, add_special, parse_special
+        )
+        return int(count), tokens
 
     def piece(self, token_id: int, *, special: bool = False) -> bytes:
         """The token's bytes; a control token is empty unless `special`."""
