@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import random
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
-from llguidance import LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tests.support.random_decoding import END, VOCAB_SIZE, byte_factory
 from tests.support.real_vocabulary import real_factory, smollm2_path
 from tests.support.shared_data import shared_data
 
-from selfserve.engine.constraint import ConstraintFactory, ConstraintState
+from selfserve.engine.constraint import (
+    BYTES_PER_CHARACTER,
+    BYTES_PER_GRAMMAR,
+    ConstraintFactory,
+    ConstraintState,
+)
 from selfserve.errors import InternalError, InvalidRequest
 from selfserve.request import Constraint
 from selfserve.text.grammar import gbnf_constraint
@@ -72,6 +78,12 @@ def left(logits: np.ndarray) -> list[int]:
     return np.flatnonzero(logits > -np.inf).tolist()
 
 
+def allowed(state: ConstraintState, size: int = VOCAB_SIZE) -> list[int]:
+    logits = np.zeros(size, dtype=np.float32)
+    state.apply(logits)
+    return left(logits)
+
+
 def feed(state: ConstraintState, text: str) -> None:
     for token in text.encode():
         state.accept(token)
@@ -92,8 +104,7 @@ def test_a_mask_leaves_only_what_the_grammar_allows() -> None:
 def test_a_single_test_says_the_same_as_the_mask() -> None:
     state = start('root ::= ("ab" | "a" [0-9]+)+')
     for char in "aba17a9":
-        allowed = [token for token in range(VOCAB_SIZE) if state.allows(token)]
-        assert allowed == np.flatnonzero(state.allowed()).tolist()
+        assert [token for token in range(VOCAB_SIZE) if state.allows(token)] == allowed(state)
         state.accept(ord(char))
 
 
@@ -110,7 +121,6 @@ def test_every_end_token_is_allowed_exactly_where_the_grammar_is_complete() -> N
     state.apply(logits)
     assert left(logits) == [7, 9, ord("b"), END]
     state.accept(7)
-    assert state.is_complete
     assert state.must_stop
     assert not state.allows(ord("b"))
     assert state.forced_tokens() == []
@@ -122,21 +132,60 @@ def test_a_refused_token_raises_and_changes_nothing() -> None:
         with pytest.raises(InternalError):
             state.accept(token)
     feed(state, "ab")
-    assert state.is_complete
+    assert state.must_stop
 
 
-def test_a_row_in_which_nothing_is_left_raises() -> None:
-    state = start('root ::= "a"')
-    banned = row()
-    banned[ord("a")] = -np.inf
-    with pytest.raises(InternalError):
-        state.apply(banned)
+def without(*tokens: int) -> np.ndarray:
+    logits = row()
+    logits[list(tokens)] = -np.inf
+    return logits
+
+
+def test_bans_that_leave_nothing_the_grammar_allows_are_the_clients_fault() -> None:
+    state = start('root ::= "a" "b"?')
+    with pytest.raises(InvalidRequest) as caught:
+        state.apply(without(ord("a")))
+    assert (caught.value.param, caught.value.status) == ("logit_bias", 400)
     state.accept(ord("a"))
-    without_end = row()
-    without_end[END] = -np.inf
-    with pytest.raises(InternalError):
-        state.apply(without_end)
+    state.apply(without(END))
+    state.apply(without(ord("b")))
+    with pytest.raises(InvalidRequest):
+        state.apply(without(ord("b"), END))
     state.apply(row())
+
+
+@pytest.mark.parametrize(
+    ("grammar", "banned", "possible"),
+    [
+        ('root ::= "yes"', b"", True),
+        ('root ::= "yes"', b"y", False),
+        ('root ::= "yes"', b"es", True),
+        ('root ::= "yes" | "no"', b"y", True),
+        ('root ::= "yes" | "no"', b"yn", False),
+        ('root ::= "a"?', b"a", True),
+        ('root ::= "a"?', [ord("a"), END], False),
+        ('root ::= "a"?', [-1, VOCAB_SIZE, 10**9], True),
+    ],
+)
+def test_a_first_step_without_any_token_is_told_before_it(
+    grammar: str, banned: Sequence[int], possible: bool
+) -> None:
+    state = start(grammar)
+    if possible:
+        state.check_possible(frozenset(banned))
+    else:
+        with pytest.raises(InvalidRequest) as caught:
+            state.check_possible(frozenset(banned))
+        assert caught.value.param == "logit_bias"
+    assert allowed(state)
+
+
+def test_a_complete_text_needs_no_end_token_to_stop() -> None:
+    state = start('root ::= "ab"')
+    feed(state, "ab")
+    assert state.must_stop
+    with pytest.raises(InvalidRequest):
+        state.apply(without(END))
 
 
 def test_a_row_of_nan_raises() -> None:
@@ -160,17 +209,17 @@ def test_a_row_may_be_shorter_or_longer_than_the_tokenizer(size: int) -> None:
     assert left(logits) == list(range(ord("a"), ord("z") + 1))
     assert not state.allows(size - 2)
     state.accept(ord("q"))
-    assert state.allowed()[size - 1]
+    assert size - 1 in allowed(state, size)
     assert state.allows(size - 1)
 
 
 def test_completeness_is_told_apart_from_having_to_stop() -> None:
     state = start('root ::= "a" "b"?')
-    assert (state.is_complete, state.must_stop) == (False, False)
+    assert (state.allows(END), state.must_stop) == (False, False)
     state.accept(ord("a"))
-    assert (state.is_complete, state.must_stop) == (True, False)
+    assert (state.allows(END), state.must_stop) == (True, False)
     state.accept(ord("b"))
-    assert (state.is_complete, state.must_stop) == (True, True)
+    assert (state.allows(END), state.must_stop) == (True, True)
 
 
 def test_forced_tokens_are_those_without_a_choice() -> None:
@@ -194,31 +243,12 @@ def test_counting_leaves_the_state_alone() -> None:
     feed(state, "ab12")
 
 
-def test_rollback_takes_tokens_back_the_end_too() -> None:
-    state = start('root ::= "a" [0-9]*')
-    feed(state, "a12")
-    state.accept(END)
-    state.rollback(2)
-    assert not state.must_stop
-    feed(state, "3")
-    state.rollback(3)
-    assert state.count_allowed(b"a9") == 2
-    state.rollback(0)
-    with pytest.raises(InternalError):
-        state.rollback(1)
-
-
-def test_a_copy_goes_its_own_way() -> None:
-    state = start('root ::= "a" ("b" | "c")')
-    state.accept(ord("a"))
-    twin = state.copy()
-    twin.accept(ord("b"))
-    assert twin.must_stop
-    assert state.allows(ord("c"))
-    ended = twin.copy()
-    ended.accept(END)
-    assert ended.copy().must_stop
-    assert not ended.copy().allows(END)
+@pytest.mark.parametrize(
+    ("banned", "forced"),
+    [(b"", b"abcd"), (b"a", b""), (b"c", b"ab"), (b"db", b"a"), (b"x", b"abcd")],
+)
+def test_forced_tokens_end_before_the_first_that_is_banned(banned: bytes, forced: bytes) -> None:
+    assert bytes(start('root ::= "abcd"').forced_tokens(frozenset(banned))) == forced
 
 
 def test_lazy_and_full_masking_choose_the_same() -> None:
@@ -241,24 +271,94 @@ def test_lazy_and_full_masking_choose_the_same() -> None:
         full.accept(chosen)
 
 
+class CountingFactory(ConstraintFactory):
+    """Counts what it compiles."""
+
+    def __init__(self, **limits: int) -> None:
+        super().__init__(
+            byte_factory().tokenizer, eog_ids=frozenset({END}), vocab_size=VOCAB_SIZE, **limits
+        )
+        self.built: list[str] = []
+
+    def _build(self, text: str) -> LLMatcher:
+        self.built.append(text)
+        return super()._build(text)
+
+    def builds(self, constraint: Constraint) -> bool:
+        before = len(self.built)
+        self.compile(constraint)
+        return len(self.built) > before
+
+
 def test_states_of_a_remembered_grammar_do_not_share_progress() -> None:
-    factory = byte_factory()
+    factory = CountingFactory()
     first = start('root ::= "ab"', factory)
-    assert factory.remembers(gbnf_constraint('root ::= "ab"'))
+    assert not factory.builds(gbnf_constraint('root ::= "ab"'))
     first.accept(ord("a"))
     assert start('root ::= "ab"', factory).allows(ord("a"))
     assert first.allows(ord("b"))
 
 
 def test_the_oldest_unused_grammar_is_forgotten() -> None:
-    plain = byte_factory()
-    factory = ConstraintFactory(
-        plain.tokenizer, eog_ids=frozenset({END}), vocab_size=VOCAB_SIZE, cached_grammars=2
-    )
+    factory = CountingFactory(cached_grammars=2)
     one, two, three = (gbnf_constraint(f'root ::= "{word}"') for word in ("x", "y", "z"))
     for constraint in (one, two, one, three):
         factory.compile(constraint)
-    assert [factory.remembers(each) for each in (one, two, three)] == [True, False, True]
+    assert [factory.builds(each) for each in (one, three, two)] == [False, False, True]
+
+
+@pytest.mark.parametrize(("kept", "room"), [(1, 1.5), (2, 2.5), (0, 0.5)])
+def test_kept_grammars_take_no_more_than_their_bytes(kept: int, room: float) -> None:
+    grammars = [gbnf_constraint(f'root ::= "{word}"') for word in ("x", "y", "z")]
+    each = BYTES_PER_GRAMMAR + BYTES_PER_CHARACTER * len(grammars[0].text)
+    factory = CountingFactory(cached_bytes=int(each * room))
+    for constraint in grammars:
+        factory.compile(constraint)
+    remembered = [not factory.builds(constraint) for constraint in grammars[3 - kept :]]
+    assert remembered == [True] * kept
+    assert factory.builds(grammars[0])
+
+
+def test_grammars_are_compiled_side_by_side() -> None:
+    both = threading.Barrier(2, timeout=30)
+
+    class Meeting(CountingFactory):
+        def _build(self, text: str) -> LLMatcher:
+            both.wait()  # breaks unless the other thread compiles too
+            return super()._build(text)
+
+    factory = Meeting()
+    states: list[ConstraintState] = []
+    threads = [
+        threading.Thread(
+            target=lambda word=word: states.append(start(f'root ::= "{word}"', factory))
+        )
+        for word in ("x", "y")
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(states) == 2
+
+
+def test_a_grammar_that_reaches_a_limit_ends_its_request_and_is_built_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = LLParserLimits(max_lexer_states=200)
+    monkeypatch.setattr("selfserve.engine.constraint.LIMITS", limits)
+    constraint = gbnf_constraint('root ::= [ab]* "a" [ab]{50}')
+    factory = CountingFactory()
+    state = factory.compile(constraint)
+
+    def go_on() -> None:
+        for token in random.Random(1).choices(b"ab", k=1_000):
+            state.apply(row())
+            state.accept(token)
+
+    with pytest.raises(InvalidRequest, match="too complex"):
+        go_on()
+    assert factory.builds(constraint)
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", '{"grammars": []}', "start: missing"])
@@ -279,7 +379,7 @@ def test_states_of_one_grammar_work_in_several_threads() -> None:
                 for token in ANSWER.encode():
                     state.apply(row())
                     state.accept(token)
-                assert state.is_complete
+                assert state.must_stop
         except BaseException as error:
             failures.append(error)
 
@@ -314,7 +414,7 @@ def test_a_real_tokenizer_can_write_a_whole_answer_and_end(real: Real) -> None:
         assert not any(state.allows(end) for end in factory.eog_ids)
         state.accept(token)
     assert state.must_stop
-    assert np.flatnonzero(state.allowed()).tolist() == factory.eog_ids.tolist()
+    assert allowed(state, factory.vocab_size) == factory.eog_ids.tolist()
 
 
 def test_forced_tokens_are_the_tokenizers_own_cut(real: Real) -> None:
@@ -336,11 +436,10 @@ def test_forced_tokens_are_the_tokenizers_own_cut(real: Real) -> None:
 def test_control_tokens_are_never_allowed_inside_a_text(real: Real) -> None:
     factory, tokenizer = real
     state = factory.compile(gbnf_constraint("root ::= .*"))
-    allowed = state.allowed()
-    special = [i for i in range(factory.vocab_size) if tokenizer.is_special_token(i)]
-    inside = [i for i in special if allowed[i] and i not in factory.eog_ids]
+    special = {i for i in range(factory.vocab_size) if tokenizer.is_special_token(i)}
+    inside = special & set(allowed(state, factory.vocab_size)) - factory.eog_set
     assert special
-    assert inside == []
+    assert inside == set()
 
 
 @pytest.mark.parametrize(

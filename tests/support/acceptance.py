@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.random_decoding import byte_factory
+from tests.support.random_decoding import END, byte_factory
 
 from selfserve.request import Constraint
 
@@ -15,4 +15,4 @@ def accepts(constraint: Constraint, text: str) -> bool:
         return False
     for token in tokens:
         state.accept(token)
-    return state.is_complete
+    return state.allows(END)

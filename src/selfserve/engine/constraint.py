@@ -2,18 +2,19 @@
 
 Rules of this file
 - A token reaches the matcher only if the matcher allows it, so a matcher never breaks. What goes
-  wrong anyway (a grammar that became too complex) ends this one request with a RequestError.
+  wrong anyway ends this one request: with InvalidRequest where the grammar became too complex
+  (compiling.LIMITS) or bans leave nothing that it allows, else with InternalError.
 - Tokens that end a generation are allowed exactly where the grammar is complete, all of them.
 - llguidance releases the GIL while it builds a grammar (milliseconds) and computes a mask (tens of
-  microseconds). The rest holds it: 0.1 ms to apply a mask to 262,144 logits, a few microseconds
-  for everything else.
+  microseconds, at its limits some 15 milliseconds). The rest holds it: 0.1 ms to apply a mask to
+  262,144 logits, a few microseconds for everything else.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from itertools import takewhile
 
 import numpy as np
@@ -23,16 +24,25 @@ from numpy.typing import NDArray
 from selfserve.errors import InternalError, InvalidRequest, shown
 from selfserve.logs import get_logger
 from selfserve.request import Constraint
+from selfserve.text.compiling import LIMITS
 
 _log = get_logger("constraint")
 
 CACHED_GRAMMARS = 64
 """Compiled grammars that are kept: a service uses a few dozen schemas at most."""
 
-CACHED_CHARACTERS = 4_000_000
-"""Bound on the text of all kept grammars; what a compiled one takes grows with its text."""
+CACHED_BYTES = 256 * 2**20
+"""Bound on the memory of all kept grammars."""
+
+BYTES_PER_GRAMMAR = 500_000
+BYTES_PER_CHARACTER = 250
+"""What a compiled grammar is taken to occupy, from its text. Measured with 152,000 tokens: 0.2 MB
+for one of a page, 0 to 460 bytes a character for large ones, up to 4 MB for small ones that
+multiply alternatives."""
 
 _MASK_WORD_BITS = 32
+_TOO_COMPLEX = ("lexer error", "parser error")
+"""How llguidance begins to tell that a limit was reached."""
 
 
 class ConstraintFactory:
@@ -50,6 +60,7 @@ class ConstraintFactory:
         eog_ids: frozenset[int],
         vocab_size: int,
         cached_grammars: int = CACHED_GRAMMARS,
+        cached_bytes: int = CACHED_BYTES,
     ) -> None:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
@@ -57,48 +68,61 @@ class ConstraintFactory:
         self.eog_set = frozenset(self.eog_ids.tolist())
         self.known_size = min(vocab_size, int(tokenizer.vocab_size))
         """Tokens that both know."""
-        self._limit = cached_grammars
+        self._max_grammars = cached_grammars
+        self._max_bytes = cached_bytes
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._characters = 0
+        self._bytes = 0
         self._lock = threading.Lock()
+        """Guards the cache, never held while a grammar is compiled."""
 
     def compile(self, constraint: Constraint) -> ConstraintState:
         """The state at the beginning of `constraint`.
 
-        Takes microseconds for a grammar that is remembered, else milliseconds (up to half a second
-        for the largest allowed), most of it without the GIL: call it from a side thread.
+        Takes microseconds for a grammar that is remembered, else milliseconds (a second or two for
+        the largest allowed), most of it without the GIL: call it from a side thread. Several
+        threads compile side by side.
         Raises InvalidRequest if the grammar cannot be compiled.
         """
-        return ConstraintState(self, self._pristine(constraint.text).deep_copy())
-
-    def remembers(self, constraint: Constraint) -> bool:
-        """True if `constraint` is compiled already."""
-        return constraint.text in self._compiled
-
-    def _pristine(self, text: str) -> LLMatcher:
+        text = constraint.text
         with self._lock:
-            known = self._compiled.get(text)
-            if known is not None:
+            pristine = self._compiled.get(text)
+            if pristine is not None:
                 self._compiled.move_to_end(text)
-                return known
-        matcher = LLMatcher(self.tokenizer, text, log_level=0)
+        if pristine is None:
+            pristine = self._build(text)
+            self._remember(text, pristine)
+        return ConstraintState(self, pristine.deep_copy(), text)
+
+    def forget(self, text: str) -> None:
+        """Compiles the grammar anew the next time. One that reached a limit has to be forgotten:
+        all copies share its lexer, and with it what was used up."""
+        with self._lock:
+            if self._compiled.pop(text, None) is not None:
+                self._bytes -= _size(text)
+
+    def _build(self, text: str) -> LLMatcher:
+        matcher = LLMatcher(self.tokenizer, text, log_level=0, limits=LIMITS)
         if not matcher.is_error():
             # The first step costs the most and fills caches that all copies share.
-            first = ConstraintState(self, matcher.deep_copy())
+            first = ConstraintState(self, matcher.deep_copy(), text)
             first.warm_up()
             matcher = first.matcher if first.matcher.is_error() else matcher
         if matcher.is_error():
             raise InvalidRequest(f"the grammar cannot be compiled: {_first_line(matcher)}")
+        return matcher
+
+    def _remember(self, text: str, matcher: LLMatcher) -> None:
         with self._lock:
             if text not in self._compiled:
                 self._compiled[text] = matcher
-                self._characters += len(text)
-            while self._compiled and (
-                len(self._compiled) > self._limit or self._characters > CACHED_CHARACTERS
-            ):
+                self._bytes += _size(text)
+            while len(self._compiled) > self._max_grammars or self._bytes > self._max_bytes:
                 dropped, _ = self._compiled.popitem(last=False)
-                self._characters -= len(dropped)
-        return matcher
+                self._bytes -= _size(dropped)
+
+
+def _size(text: str) -> int:
+    return BYTES_PER_GRAMMAR + BYTES_PER_CHARACTER * len(text)
 
 
 def _first_line(matcher: LLMatcher) -> str:
@@ -114,9 +138,10 @@ class ConstraintState:
     `allows`; only when that refuses, `apply` and choose again: greedy decoding gives the same.
     """
 
-    def __init__(self, factory: ConstraintFactory, matcher: LLMatcher) -> None:
+    def __init__(self, factory: ConstraintFactory, matcher: LLMatcher, text: str) -> None:
         self._factory = factory
         self.matcher = matcher
+        self._text = text
         self._ended = 0
         """Accepted end-of-generation tokens (0 or 1): the matcher does not see them."""
         words = -(-int(factory.tokenizer.vocab_size) // _MASK_WORD_BITS)
@@ -132,20 +157,25 @@ class ConstraintState:
         """Sets each forbidden token's place in `logits` to −inf, in place.
 
         `logits` is one row of at least `vocab_size` float32; places beyond it are forbidden too.
-        Raises InternalError if no token is left that may be chosen: the request cannot go on
-        (the grammar is complete and its end is banned, or all that it allows is banned).
+        Raises InvalidRequest if no token is left that may be chosen: those that the grammar allows
+        were banned, which is −inf in `logits` already. Where the text may end and nothing else may
+        follow, `must_stop` says so before.
         """
         forbidden = self._forbidden()
         row = logits[: forbidden.size]
         np.copyto(row, np.float32(-np.inf), where=forbidden)
         logits[forbidden.size :] = -np.inf
         if not row.max() > -np.inf:
-            raise InternalError("no token that the grammar allows can be chosen here")
+            if np.isnan(row).any():
+                raise InternalError("the model's output is not a number")
+            raise _nothing_left()
 
-    def allowed(self) -> NDArray[np.bool_]:
-        """For each token of the vocabulary whether it may come next. Raises InternalError if the
-        grammar became too complex."""
-        return np.logical_not(self._forbidden())
+    def check_possible(self, banned: Set[int]) -> None:
+        """Raises InvalidRequest if each token that the grammar allows next is in `banned`."""
+        allowed = np.logical_not(self._forbidden())
+        allowed[[token_id for token_id in banned if 0 <= token_id < allowed.size]] = False
+        if not allowed.any():
+            raise _nothing_left()
 
     def _forbidden(self) -> NDArray[np.bool_]:
         size = self._factory.vocab_size
@@ -193,19 +223,15 @@ class ConstraintState:
             raise InternalError("a token was chosen that the grammar does not allow")
 
     @property
-    def is_complete(self) -> bool:
-        """True if the text so far satisfies the whole grammar: the generation may end here."""
-        return bool(self._ended) or bool(self.matcher.is_accepting())
-
-    @property
     def must_stop(self) -> bool:
         """True if the grammar is complete and nothing may follow but the end."""
         return bool(self._ended) or (
             bool(self.matcher.is_stopped()) and bool(self.matcher.is_accepting())
         )
 
-    def forced_tokens(self) -> list[int]:
-        """The tokens that the grammar leaves no choice about, in the tokenizer's own cut.
+    def forced_tokens(self, banned: Set[int] = frozenset()) -> list[int]:
+        """The tokens that the grammar leaves no choice about, in the tokenizer's own cut, up to
+        the first one in `banned`: from there on other tokens have to write the same text.
 
         They may be appended (after `accept` of each) without asking the model. Where the forced
         text could merge with what follows into other tokens, its end is left out. Empty if the
@@ -213,23 +239,23 @@ class ConstraintState:
         """
         if self._ended or self.matcher.is_error():
             return []
-        return [int(i) for i in self.matcher.compute_ff_tokens()]
-
-    def rollback(self, count: int) -> None:
-        """Takes the last `count` accepted tokens back. Raises InternalError if there are fewer."""
-        if count > 0 and self._ended:
-            self._ended = 0
-            count -= 1
-        if count > 0 and not self.matcher.rollback(count):
-            raise InternalError("more tokens were taken back than the grammar accepted")
-
-    def copy(self) -> ConstraintState:
-        """An independent state at the same place. Takes microseconds."""
-        twin = ConstraintState(self._factory, self.matcher.deep_copy())
-        twin._ended = self._ended
-        return twin
+        forced = map(int, self.matcher.compute_ff_tokens())
+        return list(takewhile(lambda token_id: token_id not in banned, forced))
 
     def _check(self) -> None:
-        if self.matcher.is_error():
-            _log.error("a grammar failed while decoding: %s", _first_line(self.matcher))
-            raise InternalError("the grammar became too complex to go on")
+        if not self.matcher.is_error():
+            return
+        self._factory.forget(self._text)
+        reason = str(self.matcher.get_error()).strip()
+        if reason.lower().startswith(_TOO_COMPLEX):
+            raise InvalidRequest(
+                f"the grammar is too complex to go on: {_first_line(self.matcher)}"
+            )
+        _log.error("a grammar failed while decoding: %s", _first_line(self.matcher))
+        raise InternalError("the grammar cannot go on")
+
+
+def _nothing_left() -> InvalidRequest:
+    return InvalidRequest(
+        "logit_bias: it bans every token that the grammar allows next", param="logit_bias"
+    )

@@ -7,9 +7,16 @@ vocabulary, in a fraction of the time, and needs no model.
 from __future__ import annotations
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from selfserve.errors import shown
+
+LIMITS = LLParserLimits(
+    step_lexer_fuel=100_000, step_max_items=10_000, max_lexer_states=50_000, verbose_errors=False
+)
+"""Of each grammar, here and in the engine, for which others wait during a mask: its lexer's fuel
+is worth about 12 ms, its items about 10, its states about 100 MB. Where one of them ends, so does
+the request. A schema of common formats needs a tenth of each."""
 
 _END = 256
 
@@ -29,11 +36,11 @@ class _ByteVocabulary:
 def fault_of(grammar: str) -> str | None:
     """Why `grammar` (llguidance's own text) cannot be used, in one line; None if it can.
 
-    Takes from 0.3 ms to a few hundred for the largest that are let through. llguidance releases
+    Takes from 0.3 ms to a second or two for the largest that are let through. llguidance releases
     the GIL while it builds. Never raises for what the grammar says.
     """
     tokenizer = LLTokenizer(TokenizerWrapper(_ByteVocabulary()), slices=[])
-    matcher = LLMatcher(tokenizer, grammar, log_level=0)
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
     if not matcher.is_error():
         mask = np.zeros(_END // 32 + 1, dtype=np.int32)
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)

@@ -174,6 +174,7 @@ class _Positions:
         waiting = deque(reached)
         while waiting:
             one, other = waiting.popleft()
+            self._spend(2 + (len(self._next[one]) + len(self._next[other])) // 4)
             for end, going in ((one, other), (other, one)):
                 if end in self._lasts:
                     for after in self._next[going]:
@@ -185,7 +186,7 @@ class _Positions:
 
     def _overlapping(self, ones: set[int], others: set[int]) -> set[tuple[int, int]]:
         """Pairs of places, the smaller first, that share a character."""
-        self._spend(1 + len(ones) * len(others) // 8)
+        self._spend(2 + len(ones) * len(others) // 2)
         return {
             (min(one, other), max(one, other))
             for one in ones

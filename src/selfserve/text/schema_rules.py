@@ -25,6 +25,15 @@ from selfserve.errors import InvalidRequest, shown
 from selfserve.text.fuel import Fuel
 from selfserve.text.pattern import PatternError, rewrite
 from selfserve.text.schema_controls import has_controls, narrow_names
+from selfserve.text.schema_keywords import (
+    ANNOTATIONS,
+    FORMATS,
+    REFUSED_FORMATS,
+    REFUSED_UNLESS,
+    TYPES,
+    any_name_meets,
+    may_be,
+)
 from selfserve.text.schema_overlap import Overlaps
 from selfserve.text.schema_size import (
     MAX_LOWER_BOUND,
@@ -41,70 +50,14 @@ MAX_PROPERTIES = 1_000
 """Named properties of one object: the grammar grows with their square."""
 MAX_UPPER_BOUND = 65_536
 """A larger maxLength, maxItems or maxProperties is as good as none: no answer gets there."""
-MAX_MULTIPLE = 10_000
+MAX_MULTIPLE = 5_000
 """Least common multiple of all multipleOf: a number's digits are followed modulo it."""
 MAX_ENUM_CHARACTERS = 500_000
-MAX_CONSTANT = 50_000
-"""Characters of one constant: the grammar takes a time that grows with their square."""
+MAX_CONSTANT = 20_000
+"""Characters of one constant, which is written in one step of the engine."""
 MAX_EXACT_INTEGER = 2**53
 MAX_BOUND = 2**63 - 1024
 
-TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
-FORMATS = ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time",
-           "uri", "uuid")  # fmt: skip
-REFUSED_FORMATS = ("idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex",
-                   "relative-json-pointer", "uri-reference", "uri-template")  # fmt: skip
-"""The other formats of JSON Schema. Any other name is nobody's and asserts nothing."""
-ANNOTATIONS = frozenset(
-    (
-        "$anchor",
-        "$comment",
-        "$defs",
-        "$dynamicAnchor",
-        "$id",
-        "$recursiveAnchor",
-        "$schema",
-        "$vocabulary",
-        "contentEncoding",
-        "contentMediaType",
-        "contentSchema",
-        "default",
-        "definitions",
-        "deprecated",
-        "description",
-        "discriminator",
-        "enumNames",
-        "example",
-        "examples",
-        "externalDocs",
-        "id",
-        "maxContains",
-        "minContains",
-        "nullable",
-        "readOnly",
-        "title",
-        "writeOnly",
-        "xml",
-    )
-)
-"""Keywords that do not assert anything by themselves (min/maxContains: without contains)."""
-REFUSED_UNLESS: dict[str, tuple[Any, ...]] = {
-    "$dynamicRef": (),
-    "$recursiveRef": (),
-    "contains": (),
-    "dependencies": ({},),
-    "dependentRequired": ({},),
-    "dependentSchemas": ({},),
-    "extends": (),
-    "disallow": (),
-    "divisibleBy": (),
-    "not": (False,),
-    "propertyNames": (True, {}),
-    "unevaluatedItems": (True, {}),
-    "unevaluatedProperties": (True, {}),
-    "uniqueItems": (False,),
-}
-"""Keywords that cannot be enforced, with the values for which they assert nothing."""
 _STEPS = {"unknown keyword": 100, "required name": 50}
 """What these cost, in steps of Fuel: comparing with all keywords; a place of its own in the grammar
 of an object, beside all the others."""
@@ -235,7 +188,7 @@ class SchemaReader:
             if any(value is harmless or value == harmless != 0 for harmless in
                    REFUSED_UNLESS[keyword]):  # fmt: skip
                 return
-            if keyword == "propertyNames" and _any_name_meets(value):
+            if keyword == "propertyNames" and any_name_meets(value):
                 return
             closed = {"unevaluatedProperties": "additionalProperties", "unevaluatedItems": "items"}
             same = closed.get(keyword)
@@ -311,7 +264,7 @@ class SchemaReader:
     ) -> None:
         read = _VALUE_READERS[keyword]
         written = read(self, value, keyword, at)
-        if keyword == "format" and not _may_be(schema.get("type"), "string"):
+        if keyword == "format" and not may_be(schema.get("type"), "string"):
             return
         if written is not None or keyword == "const":
             result[keyword] = written
@@ -329,7 +282,13 @@ class SchemaReader:
         if keyword == "enum" and not isinstance(value, list):
             raise self.refuse(keyword, at, f"it must be an array, got {shown(value)}")
         for constant in value if keyword == "enum" else [value]:
+            before = self._enum_characters
             self._check_constant(constant, keyword, at, 1)
+            length = self._enum_characters - before
+            if length > MAX_CONSTANT:
+                raise self.refuse(
+                    keyword, at, f"a constant has at most {MAX_CONSTANT} characters, got {length}"
+                )
         return value
 
     def _check_constant(self, value: Any, keyword: str, at: str, depth: int) -> None:
@@ -345,10 +304,6 @@ class SchemaReader:
             self._count_one()  # a part of a constant is a schema of its own in the grammar
         if isinstance(value, str):
             self._check_text(value, keyword, at)
-            if len(value) > MAX_CONSTANT:
-                raise self.refuse(
-                    keyword, at, f"a text has at most {MAX_CONSTANT} characters, got {len(value)}"
-                )
             self.needs_controls |= has_controls(value)
         elif isinstance(value, list):
             for part in value:
@@ -463,24 +418,6 @@ def _use_any_of(schema: dict[str, Any]) -> None:
         schema.setdefault("allOf", []).append(branches)
     else:
         schema.update(branches)
-
-
-def _any_name_meets(schema: Any) -> bool:
-    """True if `schema` asserts nothing about a string."""
-    if not isinstance(schema, dict):
-        return schema is True
-    return all(
-        keyword in ANNOTATIONS
-        or keyword.startswith("x-")
-        or (keyword == "type" and _may_be(value, "string"))
-        or (keyword == "minLength" and value == 0 and not isinstance(value, bool))
-        or (keyword == "format" and value not in FORMATS and value not in REFUSED_FORMATS)
-        for keyword, value in schema.items()
-    )
-
-
-def _may_be(types: Any, name: str) -> bool:
-    return types is None or name == types or (isinstance(types, list) and name in types)
 
 
 _Read = Callable[[SchemaReader, Any, str, str], Any]

@@ -19,12 +19,20 @@ MAX_NESTING = 100
 MAX_LOWER_BOUND = 2_000
 """Largest minLength, minItems and minProperties."""
 MAX_SMALLEST = 5_000
-"""Values within each other in the smallest value of a schema: what nested minItems multiply to."""
+"""Parts of the smallest value of a schema: values within each other, which nested minItems
+multiply, and pieces of _PIECE characters of constants and of required names. Text that a grammar
+leaves no choice about is written at once, in one step of the engine."""
+_PIECE = 4
 _ENDLESS = MAX_SMALLEST + 1
+_HOLDS_PARTS = frozenset(("properties", "required", "items", "prefixItems"))
+_GROWING = frozenset(("minItems", "required", "const", "enum"))
 MAX_ALTERNATIVES = 300
 """Combinations of anyOf and oneOf branches that meet in one place through allOf and $ref."""
 
 
+MAX_WIDTH = 1_000
+"""Names of properties, and beginnings of the items of arrays, that are possible in one place: a
+mask takes a time that grows with the square of their number (12 ms for 1,000)."""
 MAX_PATTERNS_MEETING = 8
 """Patterns and formats for one text through allOf and $ref: each one more can double the work."""
 MAX_NAME_PATTERNS = 100
@@ -41,6 +49,7 @@ def check_size(root: Schema, definitions: dict[str, Schema], param: str, fuel: F
     check = _SizeCheck(root, definitions, param, fuel)
     check.refuse_endless()
     check.meeting(root)
+    check.width(root)
     for at, schema in [("#", root), *definitions.items()]:
         for place, part in locations(schema, at):
             if check.alternatives(part, ()) > MAX_ALTERNATIVES:
@@ -60,6 +69,7 @@ class _SizeCheck:
         self._fuel = fuel
         self._known: dict[str, int] = {}
         self._meetings: dict[str, Meeting] = {}
+        self._widths: dict[str, int] = {}
 
     def refusal(self, reason: str) -> InvalidRequest:
         return InvalidRequest(f"{self._param}: {reason}", param=self._param)
@@ -126,6 +136,9 @@ class _SizeCheck:
         if isinstance(schema, bool):
             return 1
         size = 1
+        constants = [schema["const"]] if "const" in schema else schema.get("enum")
+        if constants:
+            size += min(self._length(constant) for constant in constants) // _PIECE
         if "$ref" in schema:
             size = known[schema["$ref"]]
         for part in schema.get("allOf", ()):
@@ -137,9 +150,20 @@ class _SizeCheck:
             size = max(size, 1 + self._smallest_items(schema, known))
         if schema.get("type") == "object":
             properties = schema.get("properties", {})
-            required = [properties.get(name, True) for name in schema.get("required", ())]
-            size = max(size, 1 + sum(self._smallest(part, known) for part in required))
+            names = schema.get("required", ())
+            required = [properties.get(name, True) for name in names]
+            values = sum(self._smallest(part, known) for part in required)
+            size = max(size, 1 + values + sum(map(len, names)) // _PIECE)
         return min(size, _ENDLESS)
+
+    def _length(self, constant: Any) -> int:
+        """About the characters of a constant."""
+        self._fuel.spend()
+        if isinstance(constant, list):
+            return 2 + sum(self._length(part) for part in constant)
+        if isinstance(constant, dict):
+            return 2 + sum(len(name) + self._length(part) for name, part in constant.items())
+        return len(constant) if isinstance(constant, str) else 1
 
     def _smallest_items(self, schema: dict[str, Any], known: dict[str, int]) -> int:
         least = schema.get("minItems", 0)
@@ -183,6 +207,55 @@ class _SizeCheck:
         self._refuse_meeting(found)
         return {key: count for key, count in found.items() if count}
 
+    def width(self, schema: Schema) -> int:
+        """The most that llguidance follows side by side within values of `schema`."""
+        self._fuel.spend(2)
+        if isinstance(schema, bool):
+            return 0
+        width = max(_optional_run(schema), *(self.width(part) for _, part in _parts_below(schema)))
+        if not _HOLDS_PARTS.isdisjoint(schema):
+            width = max(width, 1)
+        width += sum(self.width(part) for part in schema.get("allOf", ()))
+        for keyword in ("anyOf", "oneOf"):
+            widths = [self.width(part) for part in schema.get(keyword, ())]
+            if widths and self._are_tagged(schema[keyword]):
+                width += max(len(widths), *widths)
+            else:
+                width += sum(widths)
+        if "$ref" in schema:
+            width += self._width_behind(schema["$ref"])
+        if width > MAX_WIDTH:
+            raise self.refusal(
+                f"more than {MAX_WIDTH} optional properties or kinds of items meet in one place"
+            )
+        return width
+
+    def _are_tagged(self, branches: list[Schema]) -> bool:
+        """True if objects tell by their first property which of `branches` they follow."""
+        seen: set[str] = set()
+        for branch in branches:
+            self._fuel.spend()
+            if isinstance(branch, dict) and set(branch) == {"$ref"}:
+                branch = self._target(branch["$ref"])
+            if not isinstance(branch, dict):
+                return False
+            name, tag = next(iter(branch.get("properties", {}).items()), ("", True))
+            if isinstance(tag, bool) or name not in branch.get("required", ()):
+                return False
+            constants = [tag["const"]] if "const" in tag else tag.get("enum", ())
+            texts = {name + "=" + text for text in constants if isinstance(text, str)}
+            self._fuel.spend(len(constants))
+            if not texts or len(texts) < len(constants) or not seen.isdisjoint(texts):
+                return False
+            seen |= texts
+        return True
+
+    def _width_behind(self, reference: str) -> int:
+        if reference not in self._widths:
+            self._widths[reference] = 0  # while it is asked for: a circle adds nothing
+            self._widths[reference] = self.width(self._target(reference))
+        return self._widths[reference]
+
     def _meeting_behind(self, reference: str) -> Meeting:
         if reference not in self._meetings:
             self._meetings[reference] = {}  # while it is asked for: a circle adds nothing
@@ -199,6 +272,16 @@ class _SizeCheck:
                     f"more than {limits[kind]} of {kind!r} meet in one place"
                     + (f", property {shown(name)}" if name not in (_HERE, _ANY) else "")
                 )
+
+
+def _optional_run(schema: dict[str, Any]) -> int:
+    """The most properties of an object that can come next in one place."""
+    required = frozenset(schema.get("required", ()))
+    longest = run = 0
+    for name in schema.get("properties", ()):
+        run = 0 if name in required else run + 1
+        longest = max(longest, run)
+    return longest + len(schema.get("patternProperties", ()))
 
 
 def _parts_below(schema: dict[str, Any]) -> Iterator[tuple[str, Schema]]:
