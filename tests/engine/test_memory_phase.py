@@ -86,6 +86,21 @@ def test_a_common_beginning_is_waited_for_if_two_copies_beat_computing_it(
     assert_expected(rig, "a", "b")
 
 
+@pytest.mark.parametrize(("length", "num_running"), [(3, 2), (10, 1)])
+@CUTTABLE
+def test_a_common_beginning_shorter_than_a_pass_is_not_waited_for(
+    can_cut: bool, length: int, num_running: int
+) -> None:
+    rig = Rig(num_slots=2, can_cut=can_cut)
+    for name in "ab":
+        rig.add(make_request(name, "x" * length + name * 50, max_tokens=5))
+    rig.step()
+    assert len(rig.scheduler.running) == num_running
+    assert rig.runner.plans[0][0][2] > length or num_running == 1
+    rig.run()
+    assert_expected(rig, "a", "b")
+
+
 # --- gaps ---------------------------------------------------------------------------------
 
 
@@ -367,9 +382,26 @@ def test_a_move_that_fails_leaves_the_sequence_where_it_is(operation: str) -> No
     three_decoding(rig)
     rig.scheduler.abort("b")
     broken = Broken(rig, operation)
+    while not broken.num_raised:
+        rig.step()
+    rig.add(make_request("again", rig.requests["b"].prompt, max_tokens=3))
     rig.run()
-    assert broken.num_raised == 1
-    assert_expected(rig, "a", "c")
+    assert_expected(rig, "a", "c", "again")
+    rig.check_idle()
+
+
+def test_who_gets_a_slot_in_the_step_in_which_another_failed_in_it_gets_the_right_answer() -> None:
+    rig = Rig(num_slots=1, predict=endless)
+    rig.run([make_request(name, name * 120, max_tokens=1) for name in "abc"])
+    Broken(rig, "restore")
+    rig.add(make_request("first", "b" * 120 + "!", max_tokens=9))
+    rig.add(make_request("second", "a" * 120 + "!", max_tokens=9))
+    rig.step()
+    assert rig.failed("first").error == "InternalError"
+    assert list(rig.scheduler.running) == ["second"]
+    rig.run()
+    assert rig.finished("second").cached_tokens == 120
+    assert_expected(rig, "second")
     rig.check_idle()
 
 

@@ -213,6 +213,11 @@ class Costs:
         share_ms = self.decode_ms(num_decoding) / num_decoding
         return (count - 1) * (share_ms - self.token_ms) > self.pass_ms
 
+    def worth_a_stop(self, num_tokens: int) -> bool:
+        """Whether having so many tokens outweighs ending a piece of a prompt early, which is one
+        more pass."""
+        return num_tokens * self.token_ms > self.pass_ms
+
     def draft_budget(self, num_decoding: int) -> int:
         """Guessed tokens that a decode step may carry without going over the target."""
         rest_ms = self._step_ms - self.decode_ms(num_decoding)

@@ -130,7 +130,8 @@ class PromptMemory:
         gain = common - self.best(sequence, without=record).length
         size = self._runner.state_size(record.slot)
         size += size * (common - running.num_computed) // max(running.num_computed, common)
-        return common if gain > 0 and self._costs.worth_copying(gain, size, 2) else 0
+        is_worth_it = self._costs.worth_a_stop(gain) and self._costs.worth_copying(gain, size, 2)
+        return common if is_worth_it else 0
 
     def await_fork(self, running: Sequence, length: int) -> None:
         """Somebody waits for the first `length` tokens of a running prompt. A memory that cannot be
