@@ -128,7 +128,8 @@ def test_a_slow_preparation_keeps_no_plain_request_waiting(make: type, desk: Des
     assert ids([plain, abort]) == ["plain", "somebody"]
     desk.preparation.gate.set()
     (slow,) = desk.take(1)
-    assert isinstance(plain, Sequence) and isinstance(slow, Sequence)
+    assert isinstance(plain, Sequence)
+    assert isinstance(slow, Sequence)
     assert slow.id == "slow"
     plain.answer.close()
     slow.answer.close()
@@ -174,7 +175,8 @@ def test_a_request_that_cannot_be_made_ready_ends_alone(
 def test_a_grammar_that_cannot_be_compiled_is_the_fault_of_its_request(desk: Desk) -> None:
     desk.send(bound("bad", "start: nonsense nonsense"), bound("good"))
     bad, good = desk.take(2)
-    assert isinstance(bad, Failed) and isinstance(good, Sequence)
+    assert isinstance(bad, Failed)
+    assert isinstance(good, Sequence)
     assert bad.error == "InvalidRequest"
     good.answer.close()
     assert desk.runner.num_open_samplers == 0
