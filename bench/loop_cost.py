@@ -22,22 +22,23 @@ from typing import Any
 
 import msgspec
 import zmq
-from selfserve.engine.grammars import GrammarBuilder
-from selfserve.engine.pace import StepPace
-from selfserve.engine.slots import SlotTable
-from selfserve.engine.turns import ComputeTurns
 
 from bench.models import NAMES, model_path
 from selfserve.config import EngineSettings
 from selfserve.engine import channel
 from selfserve.engine.channel import EngineInbox, EngineOutbox
+from selfserve.engine.costs import Costs
+from selfserve.engine.intake import Intake, Preparation
 from selfserve.engine.llama_runner import LlamaRunner
 from selfserve.engine.loop import EngineLoop
+from selfserve.engine.memory import PromptMemory
 from selfserve.engine.scheduler import Scheduler
+from selfserve.engine.stats import EngineStats
 from selfserve.native import library
 from selfserve.request import Request, SamplingParams, Submit
 
 TARGET = 0.08
+STEP_MS = 50.0
 EDGE_STEPS = 5
 """At both ends, where prompts are read and sequences end."""
 PROMPT_WORDS = "Write a very long story about the following number: "
@@ -114,22 +115,26 @@ def sockets() -> Iterator[tuple[EngineInbox, EngineOutbox, zmq.Socket[bytes]]]:
 def measure(runner: LlamaRunner, params: SamplingParams, sequences: int, tokens: int) -> Cost:
     """Lets so many sequences decode `tokens` tokens each and looks at the steps that all share."""
     capabilities = runner.capabilities
-    pace = StepPace(50.0, capabilities.batch_size, capabilities.num_slots)
-    scheduler = Scheduler(runner, SlotTable(runner, 0), pace)
+    costs = Costs(STEP_MS, capabilities.batch_size, capabilities.num_slots)
+    memory = PromptMemory(runner, costs, 0)
+    scheduler = Scheduler(capabilities, memory, costs)
     with sockets() as (inbox, outbox, commands):
-        grammars = GrammarBuilder(_no_factory, inbox.wake)
-        loop = EngineLoop(runner, scheduler, grammars, inbox, outbox, turns=ComputeTurns(0.05))
+        intake = Intake(inbox, Preparation(runner, None))
+        stats = EngineStats(scheduler, memory)
+        loop = EngineLoop(runner, scheduler, stats, intake, outbox)
         commands.send(channel.encode([*_requests(runner, params, sequences, tokens)]))
         with timed("llama_decode") as decode, timed("llama_sampler_sample") as sample:
-            loop.turn()  # waits for the commands
-            while scheduler.has_work:
-                loop.turn()
-        grammars.close()
+            intake.start()
+            try:
+                has_work = False
+                while not has_work:
+                    loop.step()  # waits for the commands
+                    has_work = scheduler.has_work
+                while scheduler.has_work:
+                    loop.step()
+            finally:
+                intake.close()
     return _cost(decode, sample)
-
-
-def _no_factory() -> Any:
-    raise AssertionError("no request has a grammar")
 
 
 def _requests(

@@ -1,9 +1,8 @@
-"""The wire: every record arrives as it was sent, in order; any thread can end a wait."""
+"""The wire: every record arrives as it was sent, in order."""
 
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from selfserve.request import (
     Failed,
     Finished,
     Heartbeat,
+    Hold,
     Loading,
     Message,
     Progress,
@@ -50,6 +50,8 @@ COMMANDS: list[Command] = [
     ),
     Submit(request=make_request("plain", max_tokens=None)),
     Abort(id="ü"),
+    Hold(id="ü", is_held=True),
+    Hold(id="ü", is_held=False),
     Shutdown(),
 ]
 PROBS = TokenProbs(
@@ -150,23 +152,3 @@ def test_sending_never_blocks_although_nobody_reads(
     assert all(socket.recv() for _ in range(5000))
     outbox.close()
     socket.close(linger=0)
-
-
-def test_any_thread_ends_a_wait(commands: zmq.Socket[bytes], inbox: EngineInbox) -> None:
-    threads = [threading.Thread(target=inbox.wake) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    assert inbox.receive(20.0) == []  # returns long before the time
-    for thread in threads:
-        thread.join()
-
-
-def test_wakes_that_nobody_waits_for_are_never_too_many(
-    commands: zmq.Socket[bytes], inbox: EngineInbox
-) -> None:
-    # An engine that is never idle does not wait, and so does not notice that it is woken.
-    for _ in range(2500):
-        inbox.wake()
-        inbox.receive(0.0)
-    for _ in range(2500):
-        inbox.wake()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.support.thread_engine import Crash, ThreadEngine
 
 from selfserve.config import EngineSettings
 from selfserve.engine import client as client_module
-from selfserve.engine.client import EngineClient
+from selfserve.engine.client import EVENT_BYTES, UNREAD_BYTES, EngineClient
 from selfserve.engine.interface import EngineState
 from selfserve.engine.plan import Outcome, Plan
 from selfserve.errors import (
@@ -30,12 +31,14 @@ from selfserve.errors import (
 from selfserve.request import Delta, Event, Failed, Finished, Request
 
 LIMIT_S = 30.0
+CONTEXT_SIZE = 8192
 SETTINGS = EngineSettings(model_path=Path("unused.gguf"), num_slots=2)
 
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadEngine]:
-    engine = ThreadEngine(num_slots=2, predict=endless)
+    # So many tokens fit that nothing ends by itself while a test goes on.
+    engine = ThreadEngine(num_slots=2, predict=endless, context_size=CONTEXT_SIZE)
     engine.install(monkeypatch)
     yield engine
     engine.gate.set()
@@ -102,7 +105,7 @@ def test_the_engine_tells_its_facts(engine: ThreadEngine) -> None:
         async with started() as client:
             assert client.state is EngineState.READY
             assert client.ready is not None
-            assert client.ready.context_size == 512
+            assert client.ready.context_size == CONTEXT_SIZE
             assert client.vocabulary.size == 261
             await collect(client, A)  # the loop's heart beats while it works
             await until(lambda: len(client.heartbeat.slots) == 2)
@@ -127,7 +130,7 @@ def test_who_stops_reading_frees_the_slot(engine: ThreadEngine, how: str) -> Non
                 await events.aclose()  # type: ignore[attr-defined]
             assert client.num_active == 0
             await until(lambda: not engine.rig.scheduler.has_work)
-            assert engine.rig.slots.num_free == 2
+            assert engine.rig.memory.num_free == 2
 
     play(scene)
 
@@ -151,6 +154,51 @@ def test_a_request_waits_for_an_engine_that_cannot_hear_it_yet(engine: ThreadEng
             await until(lambda: client.num_active == 1)
             engine.may_connect.set()
             assert text(await reader) == engine.rig.expected(A)
+
+    play(scene)
+
+
+# --- readers that do not read -------------------------------------------------------------
+
+
+def test_a_request_whose_events_nobody_reads_is_held_and_goes_on_later(
+    engine: ThreadEngine,
+) -> None:
+    unread = make_request("unread", random_text(5, 20), max_tokens=2500)
+    most = UNREAD_BYTES // EVENT_BYTES
+
+    async def scene() -> None:
+        async with started() as client:
+            events = client.submit(unread)
+            first = await anext(events)
+            sequence = engine.rig.scheduler.running["unread"]
+            await until(lambda: sequence.is_held)
+            await collect(client, A)  # another one is served, and nothing is computed beside it
+            num_held = sequence.num_generated
+            assert num_held < 2500
+            assert await collect(client, B)
+            assert sequence.num_generated == num_held
+            assert client._mailboxes["unread"]._size < 2 * UNREAD_BYTES
+            told = [first, *[event async for event in events]]
+            assert len(told) > most
+            assert text(told) == engine.rig.expected(unread)
+            assert isinstance(told[-1], Finished)
+            assert not engine.rig.scheduler.has_work
+
+    play(scene)
+
+
+@pytest.mark.parametrize("how", ["abort", "close"])
+def test_a_held_request_can_end(engine: ThreadEngine, how: str) -> None:
+    async def scene() -> None:
+        async with started() as client:
+            events = client.submit(LONG)
+            await anext(events)
+            await until(lambda: engine.rig.scheduler.running["long"].is_held)
+            if how == "abort":
+                await events.aclose()  # type: ignore[attr-defined]
+                await until(lambda: not engine.rig.scheduler.has_work)
+                assert engine.rig.memory.num_free == 2
 
     play(scene)
 
@@ -305,16 +353,28 @@ def test_an_engine_that_crashes_again_and_again_is_given_up(engine: ThreadEngine
     play(scene)
 
 
-def test_an_engine_that_says_nothing_for_long_is_stalled(
+def test_an_engine_that_says_nothing_for_long_is_stalled_until_it_is_heard(
     engine: ThreadEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ahead_s = 0.0
+
+    class Time:
+        @staticmethod
+        def monotonic() -> float:
+            return time.monotonic() + ahead_s
+
+    monkeypatch.setattr(client_module, "time", Time)
+
     async def scene() -> None:
+        nonlocal ahead_s
         async with started() as client:
-            monkeypatch.setattr(client_module, "STALLED_AFTER_S", -1.0)
-            assert client.state == EngineState.STALLED
+            await collect(client, A)
+            assert client.state is EngineState.READY
+            ahead_s += client_module.STALLED_AFTER_S + 1.0  # nothing can be heard before this ends
+            assert client.state.value == "stalled"
             with pytest.raises(RuntimeCrashed, match="does not answer"), client.reserve():
                 pass
-            monkeypatch.setattr(client_module, "STALLED_AFTER_S", 60.0)
+            await collect(client, B)
             assert client.state.value == "ready"
 
     play(scene)

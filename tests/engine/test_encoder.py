@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from selfserve.engine.encoder import Encoded, PictureEncoder, Result
 from tests.support.scripted_pictures import make_picture
 
+from selfserve.engine.pictures import Encoded, PictureEncoder, Result
 from selfserve.errors import InternalError, UnsupportedImage
 from selfserve.request import Picture
 
@@ -40,10 +40,10 @@ class Bench:
         assert self._woken.acquire(timeout=PATIENCE_S)
 
     def result(self, picture: Picture, request_id: str = "a") -> Result:
-        found = self.encoder.get(picture, request_id)
+        found = self.encoder.order(picture.digest, picture, request_id)
         while found is None:
             self.await_done()
-            found = self.encoder.get(picture, request_id)
+            found = self.encoder.order(picture.digest, picture, request_id)
         return found
 
 
@@ -58,8 +58,8 @@ def bench() -> Iterator[Bench]:
 def test_a_picture_that_several_want_is_encoded_once(bench: Bench) -> None:
     picture = make_picture("cat")
     bench.gate.clear()
-    assert bench.encoder.get(picture, "a") is None
-    assert bench.encoder.get(picture, "b") is None
+    assert bench.encoder.order(picture.digest, picture, "a") is None
+    assert bench.encoder.order(picture.digest, picture, "b") is None
     bench.gate.set()
     assert bench.result(picture, "a") is bench.result(picture, "b")
     assert len(bench.encoded) == bench.encoder.num_encoded == 1
@@ -77,7 +77,7 @@ def test_what_was_forgotten_is_found_in_the_cache(bench: Bench) -> None:
     bench.result(picture)
     bench.encoder.forget("a")
     assert bench.encoder.num_bytes == SIZE
-    assert bench.encoder.get(picture, "b") is not None
+    assert bench.encoder.order(picture.digest, picture, "b") is not None
     assert bench.encoder.num_bytes == 0
     assert bench.encoded == [picture.digest]
 
@@ -102,7 +102,9 @@ def test_what_is_wanted_stays_without_a_cache() -> None:
     pictures = [make_picture(name) for name in "abc"]
     for picture in pictures:
         bench.result(picture)
-    assert all(bench.encoder.get(picture, "a") is not None for picture in pictures)
+    assert all(
+        bench.encoder.order(picture.digest, picture, "a") is not None for picture in pictures
+    )
     assert len(bench.encoded) == 3
     bench.encoder.close()
 
@@ -111,7 +113,7 @@ def test_what_nobody_wants_any_more_is_not_encoded(bench: Bench) -> None:
     first, second, third = (make_picture(name) for name in "abc")
     bench.gate.clear()
     for picture, request_id in ((first, "a"), (second, "b"), (third, "c")):
-        bench.encoder.get(picture, request_id)
+        bench.encoder.order(picture.digest, picture, request_id)
     bench.encoder.forget("b")
     bench.gate.set()
     bench.result(third, "c")
@@ -121,8 +123,8 @@ def test_what_nobody_wants_any_more_is_not_encoded(bench: Bench) -> None:
 def test_what_is_wanted_again_after_all_is_encoded_after_all(bench: Bench) -> None:
     first, second = make_picture("a"), make_picture("b")
     bench.gate.clear()
-    bench.encoder.get(first, "a")
-    bench.encoder.get(second, "b")
+    bench.encoder.order(first.digest, first, "a")
+    bench.encoder.order(second.digest, second, "b")
     bench.encoder.forget("b")
     bench.gate.set()
     bench.result(first, "a")
@@ -142,3 +144,25 @@ def test_a_failure_is_the_result_and_is_not_kept(
     bench.encoder.forget("a")
     bench.failure = None
     assert isinstance(bench.result(picture, "b"), tuple)
+
+
+def test_a_result_is_there_for_as_long_as_somebody_wants_it(bench: Bench) -> None:
+    picture = make_picture("cat")
+    assert bench.encoder.result(picture.digest) is None
+    made = bench.result(picture)
+    bench.encoder.order(picture.digest, None, "b")
+    bench.encoder.forget("a")
+    assert bench.encoder.result(picture.digest) is made
+    bench.encoder.forget("b")
+    assert bench.encoder.result(picture.digest) is None
+
+
+def test_pixels_are_not_needed_where_the_embeddings_are(bench: Bench) -> None:
+    picture = make_picture("cat")
+    made = bench.result(picture)
+    assert bench.encoder.order(picture.digest, None, "a") is made
+    assert bench.encoder.order(picture.digest, None, "b") is made
+
+
+def test_pixels_that_are_gone_too_early_are_told_as_a_fault(bench: Bench) -> None:
+    assert isinstance(bench.encoder.order("digest", None, "a"), InternalError)

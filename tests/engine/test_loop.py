@@ -290,12 +290,15 @@ def test_what_aborted_and_failed_work_took_is_counted() -> None:
     stem = random_text(7, 200)
     first = make_request("first", stem, max_tokens=1)
     again = make_request("again", stem + "x", max_tokens=None)
+
+    def predict(tokens: Sequence[int]) -> int:
+        return b"la "[len(tokens) % 3] if tokens[0] == ord("l") else endless(tokens)
+
     stage = Stage(
         [Submit(request=first)], *idle(8), [Submit(request=again)], *idle(9), [Abort(id="again")],
         [], [Submit(request=make_request("bad", "la " * 20, max_tokens=None))], *idle(20),
         [Shutdown()],
-        predict=lambda tokens: b"la "[len(tokens) % 3] if tokens[0] == ord("l") else endless(tokens),
-        has_drafts=True, step_ms=100.0, batches=SMALL_MODEL_ON_CPU,
+        predict=predict, has_drafts=True, step_ms=100.0, batches=SMALL_MODEL_ON_CPU,
     )  # fmt: skip
     stage.run()
     counters = stage.stats.heartbeat().counters
@@ -363,7 +366,7 @@ def test_who_was_held_shortly_and_again_is_not_timed_out() -> None:
 
     held, free = Hold(id="a", is_held=True), Hold(id="a", is_held=False)
     stage = Stage(
-        [Submit(request=A)], [], [held], later, [free], [held], later, [held, free], *idle(30),
+        [Submit(request=A)], [], [held], later, [free], later, [held], later, [free], *idle(30),
         [Shutdown()], predict=endless,
     )  # fmt: skip
     stage.run()

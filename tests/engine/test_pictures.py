@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-from selfserve.engine.media import Layout
 from tests.support.builders import Rig, make_request
 from tests.support.scripted_pictures import (
     ScriptedEncoder,
@@ -15,12 +16,14 @@ from tests.support.scripted_pictures import (
     flat_layout,
     make_picture,
 )
-from tests.support.scripted_runner import endless
+from tests.support.scripted_runner import ScriptedRunner, endless
 
-from selfserve.engine.pictures import Pictures
-from selfserve.engine.plan import Outcome, Plan
+from selfserve.engine.pictures import Layout, expand
+from selfserve.engine.plan import Outcome, PicturePlan, Plan
 from selfserve.errors import UnsupportedImage
 from selfserve.request import PICTURE_TOKEN, Picture, Request
+
+RUNNER_FIELDS = ("num_slots", "context_size", "batch_size", "can_cut", "predict")
 
 
 class PictureRig(Rig):
@@ -29,28 +32,36 @@ class PictureRig(Rig):
     def __init__(
         self, encoder: ScriptedEncoder | None = None, layout: Layout = flat_layout, **fields: Any
     ) -> None:
-        super().__init__(**fields)
+        runner = ScriptedRunner(**{k: fields.pop(k) for k in RUNNER_FIELDS if k in fields})
+        runner.pictures = SimpleNamespace(layout=layout)  # type: ignore[assignment]
         self.encoder = encoder or ScriptedEncoder()
-        context_size = self.runner.capabilities.context_size
-        self.pictures = Pictures(layout, self.encoder, context_size)  # type: ignore[arg-type]
-        self.scheduler.pictures = self.pictures
+        super().__init__(runner, encoder=self.encoder, **fields)
+        self._layout = layout
         self.kinds: list[list[str]] = []
         """Of each step, what each of its chunks is."""
         self.runner.fault = self._note
 
     def _note(self, plan: Plan) -> Outcome | None:
+        is_picture = isinstance(plan, PicturePlan)
         for chunk in plan.chunks:
-            is_picture = any(token < 0 for token in chunk.tokens)
-            assert is_picture == (chunk.picture is not None)
-            if chunk.picture is not None:
-                assert len(chunk.picture.embeddings) == len(chunk.tokens)
-                assert all(token < 0 for token in chunk.tokens)
-                assert len(plan.chunks) == 1
-        self.kinds.append(["text" if c.picture is None else "picture" for c in plan.chunks])
+            assert any(token < 0 for token in chunk.tokens) == is_picture
+        if isinstance(plan, PicturePlan):
+            assert len(plan.rows.embeddings) == len(plan.chunk.tokens)
+            assert plan.rows.positions.shape[1] == len(plan.chunk.tokens)
+            assert all(token < 0 for token in plan.chunk.tokens)
+            # The very rows of this picture, and no others.
+            span = next(plan.chunk.sequence.media.spans_after(plan.chunk.start))
+            encoded = self.encoder.result(span.digest)
+            assert isinstance(encoded, tuple)
+            offset = plan.chunk.start - span.start
+            part = encoded[span.index][offset : offset + len(plan.chunk.tokens)]
+            assert np.array_equal(plan.rows.embeddings, part)
+        self.kinds.append(["picture" if is_picture else "text"] * len(plan.chunks))
         return None
 
     def expected(self, request: Request) -> str:
-        return super().expected(self.pictures.expand(request)[0])
+        context_size = self.runner.capabilities.context_size
+        return super().expected(expand(request, self._layout, context_size)[0])
 
     def check(self, request: Request) -> None:
         """The answer is that of a cold engine."""
@@ -198,7 +209,7 @@ def test_chats_about_pictures_take_turns_in_one_slot(can_cut: bool) -> None:
             rig.run([request])
             rig.check(request)
             chats[name] = text + rig.text(request.id).encode() + b" And what else is there?"
-    assert rig.slots.pool.num_hits > 0
+    assert rig.memory.num_hits > 0
     rig.check_idle()
 
 
@@ -230,9 +241,8 @@ def test_who_leaves_while_a_picture_is_encoded_wants_nothing_any_more() -> None:
     assert rig.encoder.wanted == {"a"}
     rig.scheduler.abort("a")
     assert rig.encoder.wanted == set()
-    rig.encoder = rig.pictures.encoder = ScriptedEncoder()
     again = asking("b", "cat")
-    rig.run([again])
+    rig.run([again], max_steps=200)
     rig.check(again)
     rig.check_idle()
 
@@ -269,3 +279,18 @@ def test_a_full_context_with_a_picture_in_it_is_not_shifted() -> None:
     rig.run([asking("a", "cat", n_keep=0, max_tokens=None)])
     assert rig.runner.calls["shift"] == 0
     assert rig.finished("a").truncated
+
+
+def test_pixels_are_kept_until_they_are_encoded_and_no_longer() -> None:
+    rig = PictureRig(ScriptedEncoder(patience=3))
+    rig.add(asking("a", "cat", "dog"))
+    media = rig.scheduler.waiting["a"].media
+    assert len(media.pixels) == 2
+    rig.step()
+    assert len(media.pixels) == 2
+    while rig.encoder.result(media.spans[0].digest) is None:
+        rig.step()
+    rig.step()
+    assert not media.pixels
+    rig.run()
+    rig.check(asking("a", "cat", "dog"))

@@ -7,11 +7,10 @@ import random
 from typing import Any
 
 import pytest
-from tests.support.builders import Rig, make_request, random_text
-from tests.support.scripted_runner import Fault, ScriptedRunner, ScriptedSampler, endless
+from tests.support.builders import SMALL_MODEL_ON_CPU, Rig, make_request, random_text
+from tests.support.scripted_runner import Fault, ScriptedSampler, endless
 
-from selfserve.engine.plan import Outcome, Plan
-from selfserve.engine.speculation import SMALL_MODEL_ON_CPU
+from selfserve.engine.plan import Outcome, Plan, Row
 from selfserve.request import Failed, SamplingParams
 
 CUTTABLE = pytest.mark.parametrize("can_cut", [True, False], ids=["plain", "hybrid"])
@@ -60,7 +59,9 @@ def test_only_the_sequence_that_makes_steps_fail_ends(outcome: Outcome, can_cut:
 @OUTCOMES
 @pytest.mark.parametrize("step", [1, 2, 5, 12])
 def test_one_failed_step_costs_nobody_an_answer(step: int, outcome: Outcome, can_cut: bool) -> None:
-    rig = Rig(num_slots=3, can_cut=can_cut, predict=endless, costs=SMALL_MODEL_ON_CPU)
+    rig = Rig(
+        num_slots=3, can_cut=can_cut, predict=endless, has_drafts=True, batches=SMALL_MODEL_ON_CPU
+    )
     rig.runner.fault = failing_once(step, outcome)
     requests = [make_request(str(i), random_text(i, 90), max_tokens=20) for i in range(5)]
     rig.run(requests)
@@ -100,7 +101,7 @@ def test_a_long_answer_survives_a_step_that_failed_half_way(can_cut: bool) -> No
 @pytest.mark.parametrize("seed", range(6))
 def test_failures_at_random_never_mix_up_answers(seed: int, can_cut: bool) -> None:
     rng = random.Random(seed)
-    rig = Rig(num_slots=3, can_cut=can_cut, costs=SMALL_MODEL_ON_CPU)
+    rig = Rig(num_slots=3, can_cut=can_cut, has_drafts=True, batches=SMALL_MODEL_ON_CPU)
     outcomes = [Outcome.OK] * 12 + [Outcome.UNCHANGED, Outcome.PARTIAL]
     rig.runner.fault = lambda plan: rng.choice(outcomes)
     stem = random_text(seed, 80)
@@ -140,12 +141,12 @@ def test_a_failed_step_stays_the_problem_of_its_time() -> None:
     # After an abort of the suspect the others go on together.
     rig = Rig(num_slots=3, predict=endless)
     rig.runner.fault = failing_with("bad", Outcome.UNCHANGED)
-    for name in ("bad", "x", "y"):
-        rig.add(make_request(name, random_text(name.__hash__() % 7, 20) + name, max_tokens=10))
+    for seed, name in enumerate(("bad", "x", "y")):
+        rig.add(make_request(name, random_text(seed, 20), max_tokens=10))
     rig.step()
     rig.scheduler.abort("bad")
     rig.run()
-    assert len(rig.runner.plans[-1]) == 2
+    assert [len(plan) for plan in rig.runner.plans].count(2) >= 8
     rig.check_idle()
 
 
@@ -153,7 +154,7 @@ def test_a_failed_step_stays_the_problem_of_its_time() -> None:
 
 
 class _BrokenSampler(ScriptedSampler):
-    def sample(self, row: int) -> int:
+    def sample(self, row: Row) -> int:
         raise ValueError("a fault of this sampler")
 
 
@@ -176,29 +177,6 @@ def test_an_exception_while_choosing_ends_that_request_alone(
     )
     assert rig.failed("bad").error == "InternalError"
     assert "sampler" not in rig.failed("bad").message
-    assert rig.text("first") == rig.expected(rig.requests["first"])
-    assert rig.text("last") == rig.expected(rig.requests["last"])
-    rig.check_idle()
-
-
-def test_a_request_that_cannot_be_begun_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig(num_slots=2, predict=endless)
-    original = ScriptedRunner.sampler
-
-    def sampler(runner: ScriptedRunner, params: SamplingParams, prompt: Any) -> ScriptedSampler:
-        if params.seed == 13:
-            raise MemoryError
-        return original(runner, params, prompt)
-
-    monkeypatch.setattr(ScriptedRunner, "sampler", sampler)
-    rig.run(
-        [
-            make_request("first", "one", max_tokens=1),
-            make_request("bad", "two", sampling=SamplingParams(seed=13)),
-            make_request("last", "three", max_tokens=5),
-        ]
-    )
-    assert rig.failed("bad").error == "InternalError"
     assert rig.text("first") == rig.expected(rig.requests["first"])
     assert rig.text("last") == rig.expected(rig.requests["last"])
     rig.check_idle()

@@ -66,13 +66,6 @@ class Vocab:
         return frozenset(i for i in self.special_ids.values() if is_eog(self.handle, i))
 
     @cached_property
-    def longest_piece(self) -> int:
-        """Bytes of the longest token. Some tenths of a second for a large vocabulary."""
-        to_piece = self._lib.llama_token_to_piece
-        lengths = (-to_piece(self.handle, i, None, 0, 0, True) for i in range(self.size))
-        return max(lengths, default=0)
-
-    @cached_property
     def chat_template(self) -> str | None:
         source = self._lib.llama_model_chat_template(self._model, None)
         return source.decode("utf-8", "replace") if source else None
