@@ -1,4 +1,4 @@
-"""Texts of any size: refused by their length before anything costly, tokenized in bounded pieces."""
+"""Texts of any size: refused by length before anything costly, tokenized in bounded pieces."""
 
 from __future__ import annotations
 
