@@ -106,6 +106,23 @@ def test_a_text_model_takes_no_media(app: ASGIApp, fields: dict[str, Any], param
 
 
 @pytest.mark.parametrize(
+    ("prompt", "told"),
+    [
+        ({}, "is required"),
+        ({"prompt_string": None}, "must be a string, got 'null'"),
+        ({"prompt_string": {}}, "must be a string, got {}"),
+        ({"prompt_string": 0}, "must be a string, got 0"),
+        ({"prompt_string": []}, "must be a string, got []"),
+    ],
+)
+def test_a_prompt_object_without_its_text_is_told_as_it_is(
+    app: ASGIApp, prompt: dict[str, Any], told: str
+) -> None:
+    refused = complete(app, prompt)
+    assert refused.error["message"] == f"prompt.prompt_string {told}"
+
+
+@pytest.mark.parametrize(
     ("fields", "counts"),
     [
         ({"prompt": "<__media__>" * 3, "multimodal_data": ["x"]}, "1 items, 3 markers"),

@@ -16,7 +16,7 @@ from tests.support.fake_engine import MODEL, THINKING_TEMPLATE, ByteVocabulary, 
 
 from selfserve.api.app import create_app
 from selfserve.config import ModelInfo, ServerSettings
-from selfserve.request import Heartbeat, SlotState
+from selfserve.request import Heartbeat, Ready, SlotState
 
 AppMaker = Callable[..., ASGIApp]
 
@@ -137,6 +137,15 @@ def test_pictures_and_tools_are_refused_as_in_the_chat(app: ASGIApp) -> None:
     assert post(app, "/apply-template", messages=messages).status == 422
     assert post(app, "/apply-template", **chat_body(tools=[{"type": "function"}])).status == 422
     assert post(app, "/apply-template", **chat_body(tools=[], model="x")).status == 200
+
+
+def test_an_applied_template_with_pictures_takes_any_text(app: ASGIApp, engine: FakeEngine) -> None:
+    engine.ready = Ready(context_size=4096, num_slots=2, can_shift=True, info={"vision": True})
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aaaa"}}
+    content = [{"type": "text", "text": "a <__media__> b"}, picture]
+    applied = post(app, "/apply-template", messages=[{"role": "user", "content": content}])
+    assert applied.status == 200, applied.text
+    assert "a <__media__> b<__media__>" in applied.json["prompt"]
 
 
 def test_properties_tell_what_clients_ask_for(engine: FakeEngine, make_app: AppMaker) -> None:

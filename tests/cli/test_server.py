@@ -66,7 +66,7 @@ class World:
         self.model = folder / "tiny.gguf"
         self.model.write_bytes(EMPTY_GGUF)
 
-    def app(self, *_: object) -> Any:
+    def app(self, *_: object, workers: object) -> Any:
         async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:
             if scope["type"] == "lifespan":
                 while (await receive())["type"] != "lifespan.shutdown":

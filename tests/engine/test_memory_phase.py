@@ -205,7 +205,7 @@ def test_a_step_begins_operations_only_while_they_stay_within_its_allowance() ->
         before = rig.runner.calls["save"]
         rig.step()
         saves.append(rig.runner.calls["save"] - before)
-        assert rig.scheduler.spent_ms <= 20.0 or saves[-1] == 1
+        assert rig.scheduler._spent_ms <= 20.0 or saves[-1] == 1
         assert rig.runner.plans[-1][-1] == (4, rig.runner.plans[-1][-1][1], 1), "the watched one"
     assert saves[:5] == [1, 1, 1, 1, 0]
     assert_expected(rig, *(f"new{i}" for i in range(4)))
@@ -241,7 +241,7 @@ def test_an_operation_larger_than_the_allowance_is_done_all_the_same() -> None:
     for expected in (1, 2):
         rig.step()
         assert len(rig.scheduler.running) == 1 + expected
-        assert rig.scheduler.spent_ms == pytest.approx(50.0)
+        assert rig.scheduler._spent_ms == pytest.approx(50.0)
 
 
 # --- what is due --------------------------------------------------------------------------

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import tracemalloc
 from urllib.parse import quote
 
 import pytest
@@ -44,6 +45,29 @@ def parse(url: str) -> bytes:
 def test_every_clear_way_of_writing_gives_the_same_bytes(url: str) -> None:
     assert is_data_url(url)
     assert parse(url) == DATA
+
+
+@pytest.mark.parametrize("size", [1 << 14, (1 << 14) + 1, 3 * ((1 << 14) - 1), 40_000])
+@pytest.mark.parametrize("before", range(4))
+def test_percent_encoding_is_read_in_pieces_that_cut_no_escape(size: int, before: int) -> None:
+    data = b"a" * before + b"\xff%" * (size // 2)
+    limits = ImageLimits(source_bytes=1 << 20)
+    url = "data:image/png," + "a" * before + "%ff%25" * (size // 2)
+    assert parse_data_url(url, param=PARAM, limits=limits) == data
+    with pytest.raises(InvalidRequest, match="no two hex digits"):
+        parse_data_url(url + "%4", param=PARAM, limits=limits)
+
+
+def test_percent_encoding_is_read_in_bounded_memory() -> None:
+    url = "data:image/png," + "%41" * 2_000_000
+    tracemalloc.start()
+    try:
+        data = parse_data_url(url, param=PARAM, limits=ImageLimits())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert data == b"A" * 2_000_000
+    assert peak < 4 * len(url)
 
 
 @given(data=st.binary(min_size=1, max_size=60), safe=st.booleans(), missing=st.integers(0, 2))

@@ -328,6 +328,8 @@ def test_exif_in_both_byte_orders_is_read() -> None:
         b"II*\0\xff\xff\xff\xff",
         b"MM\0*\0\0\0\x08\xff\xff\x01\x12",
         b"II*\0" + struct.pack("<IHHHIHH", 8, 1, 0x0112, 3, 1, 9, 0),
+        b"II*\0" + struct.pack("<IHHHIHH", 8, 1, 0x0112, 3, 2**32 - 1, 6, 0),
+        b"II*\0" + struct.pack("<IHHHIHH", 8, 1, 0x0112, 3, 0, 6, 0),
         b"II*\0" + struct.pack("<IHHHIHH", 8, 1, 0x0112, 3, 1, 0, 0),
         b"junk" * 10,
     ],
@@ -339,6 +341,14 @@ def test_damaged_exif_spoils_no_picture(tiff: bytes) -> None:
     body = b"Exif\0\0" + tiff
     segment = b"\xff\xe1" + struct.pack(">H", len(body) + 2) + body
     assert read(plain[:2] + segment + plain[2:]) == read(plain)
+
+
+def test_exif_with_a_wrong_checksum_is_ignored() -> None:
+    tiff = b"II*\0" + struct.pack("<IHHHIHH", 8, 1, 0x0112, 3, 1, 6, 0)
+    chunk = png_chunk(b"eXIf", tiff)
+    for extra, size in ((chunk, (2, 4)), (chunk[:-1] + bytes([chunk[-1] ^ 1]), (4, 2))):
+        picture = read(png_file(4, 2, depth=8, colour=GREY, row=b"\1\2\3\4", extra=extra))
+        assert (picture.width, picture.height) == size
 
 
 # Sizes
@@ -360,12 +370,31 @@ def test_a_picture_of_the_shortest_side_is_left_alone() -> None:
     assert read(data, ImageLimits()) == read(data)
 
 
-def test_a_large_picture_is_reduced_by_averaging_and_stays_over_the_kept_size() -> None:
-    limits = ImageLimits(kept_pixels=1000, min_side=1)
-    whole = photo(101, 79)
-    assert as_image(read(encoded(whole, "PNG"), limits)).tobytes() == whole.reduce(2).tobytes()
-    under = photo(79, 50)  # 3,950 pixels: less than four times 1,000
-    assert read(encoded(under, "PNG"), limits).rgb == under.tobytes()
+def test_a_large_picture_is_reduced_to_the_kept_size_by_averaging() -> None:
+    whole = photo(102, 80)
+    kept = ImageLimits(kept_pixels=51 * 40, min_side=1)
+    assert as_image(read(encoded(whole, "PNG"), kept)).tobytes() == whole.reduce(2).tobytes()
+    assert read(encoded(whole, "PNG"), ImageLimits(kept_pixels=102 * 80)).rgb == whole.tobytes()
+
+
+@pytest.mark.parametrize("size", [(101, 79), (79, 50), (33, 31), (1000, 70), (1, 2000), (2000, 3)])
+def test_no_picture_has_more_than_the_kept_pixels(size: tuple[int, int]) -> None:
+    picture = read(encoded(photo(*size), "PNG"), ImageLimits(kept_pixels=1000, min_side=4))
+    assert picture.width * picture.height <= 1000
+    assert len(picture.rgb) == 3 * picture.width * picture.height
+    ratio = min(16.0, max(size) / min(size))
+    assert max(picture.width, picture.height) / min(picture.width, picture.height) == (
+        pytest.approx(ratio, rel=0.2)
+    )
+
+
+@pytest.mark.parametrize("size", [(1, 1000), (12000, 1), (16, 4000)])
+def test_a_thin_picture_is_padded_until_something_of_it_can_be_seen(size: tuple[int, int]) -> None:
+    picture = read(encoded(Image.new("RGB", size, "red"), "PNG"), ImageLimits())
+    sides = (picture.width, picture.height)
+    assert max(sides) <= 16 * min(sides)
+    assert (sides[0] < sides[1]) == (size[0] < size[1])
+    assert picture.rgb == b"\xff\0\0" * (sides[0] * sides[1])
 
 
 def test_a_picture_of_many_strips_is_whole() -> None:
@@ -374,8 +403,8 @@ def test_a_picture_of_many_strips_is_whole() -> None:
 
 
 def test_a_picture_of_many_strips_is_reduced_as_one() -> None:
-    image = Image.effect_noise((2501, 999), 50).convert("RGB")
-    picture = read(encoded(image, "PNG", compress_level=1), ImageLimits(kept_pixels=250_000))
+    image = Image.effect_noise((2502, 999), 50).convert("RGB")
+    picture = read(encoded(image, "PNG", compress_level=1), ImageLimits(kept_pixels=834 * 333))
     assert (picture.width, picture.height) == (834, 333)
     assert picture.rgb == image.reduce(3).tobytes()
 

@@ -83,6 +83,18 @@ def test_every_conversation_shows_all_of_its_text(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", THINKERS + OTHERS)
+@pytest.mark.parametrize("messages", [[RULE], [RULE, Message("system", "More.")], [RULE, ANSWER]])
+def test_a_system_message_without_a_user_is_shown_or_refused(
+    name: str, messages: list[Message]
+) -> None:
+    try:
+        text = render(name, messages).text
+    except InvalidRequest:
+        return
+    assert all(str(message.content) in text for message in messages)
+
+
+@pytest.mark.parametrize("name", THINKERS + OTHERS)
 def test_a_prefilled_answer_ends_the_prompt(name: str) -> None:
     for messages in ([USER], [RULE, USER, ANSWER, Message("user", "And?")]):
         rendered = render(name, [*messages, Message("assistant", "It is ")], thinking=True)

@@ -152,10 +152,6 @@ def test_a_template_that_trims_keeps_the_blanks_of_a_continued_turn() -> None:
     )
 
 
-def test_several_last_assistant_turns_are_continued_as_one() -> None:
-    assert text(HEAD, user(), assistant("a"), assistant("b")) == "[user]hi[assistant]a\n\nb"
-
-
 def test_a_continued_turn_does_not_think() -> None:
     source = HEAD + "{{ enable_thinking }}"
     shown = "{% if not enable_thinking %}!{% endif %}" + HEAD

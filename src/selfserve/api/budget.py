@@ -23,13 +23,17 @@ class ByteBudget:
         """What one request has of it, nothing at first."""
         return ByteShare(self)
 
-    async def take(self, size: int) -> None:
-        """Waits for room, behind those who wait already. Raises QueueFull after `wait_s`."""
-        if not self._line and self.used + size <= self.capacity:
+    async def take(self, size: int, *, first: bool = False) -> None:
+        """Waits for room, behind those who wait already, or `first`. Raises QueueFull after
+        `wait_s`."""
+        if (first or not self._line) and self.used + size <= self.capacity:
             self.used += size
             return
         place = (size, asyncio.get_running_loop().create_future())
-        self._line.append(place)
+        if first:
+            self._line.appendleft(place)
+        else:
+            self._line.append(place)
         try:
             async with asyncio.timeout(self._wait_s):
                 await place[1]
@@ -68,10 +72,11 @@ class ByteShare:
         self.size = 0
 
     async def grow(self, size: int) -> None:
-        """Holds at least `size` bytes. Raises QueueFull."""
-        if size > self.size:
-            more = min(size, self._budget.capacity) - self.size
-            await self._budget.take(more)
+        """Holds at least `size` bytes, or all there are. Raises QueueFull."""
+        more = min(size, self._budget.capacity) - self.size
+        if more > 0:
+            # Who has begun goes first: others would wait for what only they can give back.
+            await self._budget.take(more, first=self.size > 0)
             self.size += more
 
     def shrink(self, size: int) -> None:

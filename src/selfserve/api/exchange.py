@@ -25,7 +25,14 @@ from selfserve.api.errors import error_json, request_id_of, translate
 from selfserve.api.json_body import SMALL_BODY_BYTES, decode_json
 from selfserve.api.sse import UNREAD_S, EventStream, data_event
 from selfserve.api.workers import Workers
-from selfserve.errors import InvalidRequest, RequestTimeout, RequestTooLarge, SelfError, shown
+from selfserve.errors import (
+    InvalidRequest,
+    QueueFull,
+    RequestTimeout,
+    RequestTooLarge,
+    SelfError,
+    shown,
+)
 from selfserve.limits import MAX_BODY_BYTES
 
 CLOSING_S = 5.0
@@ -161,7 +168,7 @@ class Exchange:
     async def _read_body(self) -> bytes:
         declared = Headers(scope=self.scope).get("content-length", "")
         if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
-            await self._refuse_body(more=True)
+            await self._refuse_body(_too_large(), more=True)
         chunks: list[bytes] = []
         size = 0
         more = True
@@ -175,9 +182,14 @@ class Exchange:
             if size > MAX_BODY_BYTES:
                 chunks.clear()
                 self._room.close()
-                await self._refuse_body(more)
+                await self._refuse_body(_too_large(), more)
             if size > SMALL_BODY_BYTES:
-                await self._room.grow(size)
+                try:
+                    await self._room.grow(size)
+                except QueueFull as error:
+                    chunks.clear()
+                    self._room.close()
+                    await self._refuse_body(error, more)
             chunks.append(chunk)
         return b"".join(chunks)
 
@@ -191,16 +203,18 @@ class Exchange:
                 f"the body must come without pauses of more than {UPLOAD_PAUSE_S:g} s"
             ) from error
 
-    async def _refuse_body(self, more: bool) -> None:
-        """Answers 413 while the body is still coming, then reads the rest into nothing."""
-        error = RequestTooLarge(f"the body must be at most {MAX_BODY_BYTES} bytes")
+    async def _refuse_body(self, error: SelfError, more: bool) -> None:
+        """Answers while the body is still coming, then reads the rest into nothing."""
         body = error_json(error).encode("ascii")
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
             (b"connection", b"close"),
         ]
-        await self._send({"type": "http.response.start", "status": 413, "headers": headers})
+        if error.retry_after_s:
+            headers.append((b"retry-after", str(error.retry_after_s).encode()))
+        start = {"type": "http.response.start", "status": error.status, "headers": headers}
+        await self._send(start)
         await self._send({"type": "http.response.body", "body": body, "more_body": True})
         try:
             async with asyncio.timeout(LINGER_S):
@@ -210,6 +224,10 @@ class Exchange:
             pass
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
         raise AnswerSent
+
+
+def _too_large() -> RequestTooLarge:
+    return RequestTooLarge(f"the body must be at most {MAX_BODY_BYTES} bytes")
 
 
 class AnswerSent(Exception):

@@ -26,6 +26,7 @@ from starlette.types import ASGIApp
 
 from selfserve import logs
 from selfserve.api.app import create_app
+from selfserve.api.workers import Workers
 from selfserve.catalogue.facts import described
 from selfserve.catalogue.gguf import read_header
 from selfserve.cli import listener as listeners
@@ -100,7 +101,8 @@ async def serve(
     engine = EngineClient(engine_settings, queue_size=server_settings.queue_size)
     try:
         await engine.start()
-        server = _http_server(create_app(engine, server_settings, model))
+        workers = Workers()
+        server = _http_server(create_app(engine, server_settings, model, workers=workers))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             await _wait_ready(engine, stop)
@@ -108,7 +110,8 @@ async def serve(
                 on_ready()
             await _first_of(stop.wait(), asyncio.shield(serving), engine.wait_given_up())
         finally:
-            await _drain(engine, server, serving, server_settings.drain_s if stop.is_set() else 0)
+            drain_s = server_settings.drain_s if stop.is_set() else 0
+            await _drain(engine, server, serving, workers, drain_s)
     finally:
         await engine.close()
 
@@ -183,11 +186,16 @@ async def _first_of(*awaitables: Awaitable[object]) -> None:
 
 
 async def _drain(
-    engine: EngineClient, server: uvicorn.Server, serving: asyncio.Task[None], drain_s: float
+    engine: EngineClient,
+    server: uvicorn.Server,
+    serving: asyncio.Task[None],
+    workers: Workers,
+    drain_s: float,
 ) -> None:
     engine.begin_drain()
     server.should_exit = True
     await asyncio.wait({serving}, timeout=drain_s)
+    workers.close()  # what is being prepared ends with an error, too; its threads are not awaited
     await engine.close()
     await asyncio.wait({serving}, timeout=LAST_EVENTS_S)
     serving.cancel()

@@ -264,13 +264,17 @@ class Allowance:
         self._clock = clock
         self.spent_ms = 0.0
         self.done: list[Operation] = []
+        self.has_put_off = False
+        """Whether an operation has to wait for the next step."""
         self._has_copied = False
 
     def permits(self, num_bytes: int) -> bool:
         """Whether an operation on so many bytes may still begin. The first of a step always may:
         what is large moves on as well. So may one that copies nothing."""
         expected_ms = self.spent_ms + self._costs.copy_ms(num_bytes)
-        return not num_bytes or not self._has_copied or expected_ms <= self._limit_ms
+        is_permitted = not num_bytes or not self._has_copied or expected_ms <= self._limit_ms
+        self.has_put_off = self.has_put_off or not is_permitted
+        return is_permitted
 
     @contextmanager
     def operation(self, kind: Operation, num_bytes: int = 0) -> Iterator[None]:

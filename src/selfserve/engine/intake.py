@@ -23,11 +23,12 @@ from selfserve.engine.answer import Answer
 from selfserve.engine.choice import TokenChooser
 from selfserve.engine.constraint import ConstraintFactory, ConstraintState
 from selfserve.engine.costs import Costs
-from selfserve.engine.pictures import NO_MEDIA, expand
+from selfserve.engine.pictures import NO_MEDIA, PromptMedia, expand
 from selfserve.engine.runner import Runner
 from selfserve.engine.scheduler import failed_by
 from selfserve.engine.sequence import Sequence
 from selfserve.engine.speculation import MAX_DRAFT, LookupDrafter
+from selfserve.errors import UnsupportedCapability
 from selfserve.request import Abort, Command, Failed, Hold, Request, Shutdown, Submit
 from selfserve.sampling import DEFAULT_SAMPLERS
 
@@ -99,10 +100,12 @@ class Preparation:
         )
         return Sequence(request, answer, media=media, arrived_s=arrived_s)
 
-    def _with_pictures(self, request: Request):  # type: ignore[no-untyped-def]
+    def _with_pictures(self, request: Request) -> tuple[Request, PromptMedia]:
         reader = self._runner.pictures
-        if reader is None or not request.pictures:
+        if not request.pictures:
             return request, NO_MEDIA
+        if reader is None:
+            raise UnsupportedCapability("the loaded model takes text only")
         return expand(request, reader.layout, self._limits.context_size)
 
     def _drafter(self, request: Request) -> LookupDrafter | None:

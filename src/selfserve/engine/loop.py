@@ -94,7 +94,7 @@ class EngineLoop:
         self._scheduler.operate()
         operated_s = self._clock()
         plan = self._scheduler.plan()
-        self._is_waiting = plan is None
+        self._is_waiting = plan is None and not self._scheduler.has_put_off
         self._tell()
         if plan is None:
             return

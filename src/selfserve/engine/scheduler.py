@@ -95,6 +95,8 @@ class Scheduler:
         self._turn = 0
         self._picture_first = True
         self._spent_ms = 0.0
+        self.has_put_off = False
+        """Whether a memory operation waits for the next step."""
         self._dear_debt_ms = 0.0
         """What dear rows took beyond the allowances of the steps since."""
         self._dear_served: dict[str, int] = {}
@@ -108,11 +110,6 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self.running or self.waiting)
-
-    @property
-    def spent_ms(self) -> float:
-        """What the memory operations of the last `operate` took."""
-        return self._spent_ms
 
     def take_events(self) -> list[Event]:
         """What is to be told since the last call."""
@@ -176,6 +173,7 @@ class Scheduler:
             log.exception("a sequence could not be moved to another slot")
         self._order_pictures()
         self._spent_ms = allowance.spent_ms
+        self.has_put_off = allowance.has_put_off
 
     def _settle(self, slot: Record, allowance: Allowance) -> None:
         try:
