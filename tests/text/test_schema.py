@@ -328,6 +328,23 @@ def test_a_tagged_union_is_enforced() -> None:
     assert not accepts(union, '{"kind": "integer", "v": "x"}')
 
 
+def test_a_pattern_of_names_holds_for_named_properties_too() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"score": {"type": "integer", "multipleOf": 5}},
+        "required": ["score"],
+        "additionalProperties": False,
+        "patternProperties": {"^score$": {"type": "integer", "minimum": 50}},
+    }
+    constraint = json_schema_constraint(schema)
+    assert accepts(constraint, '{"score": 55}')
+    assert not accepts(constraint, '{"score": 45}')
+    assert not accepts(constraint, '{"score": 51}')
+    assert "score" in refusal({**schema, "patternProperties": {"^s": {"type": "string"}}})
+    overlapping = {"^s": {"type": "integer"}, "e$": {"type": "integer"}}
+    assert "not disjoint" in refusal({**schema, "patternProperties": overlapping})
+
+
 def test_draft_7_ignores_what_stands_beside_a_reference() -> None:
     schema = {"$ref": "#/definitions/s", "maxLength": 1, "definitions": {"s": {"type": "string"}}}
     draft7 = {"$schema": "http://json-schema.org/draft-07/schema#", **schema}
