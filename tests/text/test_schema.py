@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
@@ -31,6 +30,15 @@ def refusal(schema: Any) -> str:
         ({"dependentSchemas": {"a": {}}}, "'dependentSchemas'"),
         ({"dependencies": {"a": ["b"]}}, "'dependencies'"),
         ({"propertyNames": {"maxLength": 3}}, "'propertyNames'"),
+        ({"properties": {"m": {"propertyNames": {"pattern": "^[a-z]+$"}}}},
+         "'propertyNames' at #/properties/m:"),
+        ({"propertyNames": {"type": "integer"}}, "'propertyNames'"),
+        ({"propertyNames": {"minLength": 1}}, "'propertyNames'"),
+        ({"propertyNames": {"format": "uuid"}}, "'propertyNames'"),
+        ({"propertyNames": {"enum": ["a"]}}, "'propertyNames'"),
+        ({"propertyNames": {"$ref": "#"}}, "'propertyNames'"),
+        ({"propertyNames": False}, "'propertyNames'"),
+        ({"items": {"format": "uri-reference"}}, "'format' at #/items:"),
         ({"if": {"type": "string"}, "then": {"minLength": 1}}, "'if'"),
         ({"allOf": [{}], "unevaluatedProperties": False}, "'unevaluatedProperties'"),
         ({"unevaluatedItems": {"type": "string"}}, "'unevaluatedItems'"),
@@ -153,10 +161,8 @@ HOSTILE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_schema_is_refused_at_once(name: str) -> None:
-    start = time.perf_counter()
-    refusal(HOSTILE[name])
-    assert time.perf_counter() - start < 0.5
+def test_a_hostile_schema_is_refused_within_its_work(name: str) -> None:
+    assert "too complex" not in refusal(HOSTILE[name])
 
 
 @pytest.mark.parametrize("limit", [1_999, 2_000])
@@ -281,6 +287,28 @@ def test_annotations_and_unknown_keywords_change_nothing() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        True, {}, {"type": "string"}, {"type": ["string", "null"]}, {"minLength": 0},
+        {"title": "N", "description": "d", "x-note": 1}, {"type": "string", "format": "color"},
+    ],
+)  # fmt: skip
+def test_names_that_any_name_meets_are_no_assertion(names: Any) -> None:
+    values = {"additionalProperties": {"type": "integer"}}
+    inner = {"type": "object", "propertyNames": names, **values}
+    constraint = json_schema_constraint({"properties": {"m": inner}, "propertyNames": names})
+    assert accepts(constraint, '{"m": {"any name": 1}}')
+    assert not accepts(constraint, '{"m": {"any name": "x"}}')
+
+
+@pytest.mark.parametrize("name", ["color", "password", "byte", "int32", "x", ""])
+def test_a_format_that_nobody_defined_asserts_nothing(name: str) -> None:
+    constraint = json_schema_constraint({"type": "string", "format": name, "maxLength": 3})
+    assert accepts(constraint, '"?!"')
+    assert not accepts(constraint, '"four"')
+
+
 def test_a_tagged_union_is_enforced() -> None:
     branch = lambda kind: {  # noqa: E731
         "type": "object",
@@ -298,6 +326,23 @@ def test_a_tagged_union_is_enforced() -> None:
     assert accepts(union, '{"kind": "string", "v": "x"}')
     assert accepts(union, '{"kind": "integer", "v": 3}')
     assert not accepts(union, '{"kind": "integer", "v": "x"}')
+
+
+def test_a_pattern_of_names_holds_for_named_properties_too() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"score": {"type": "integer", "multipleOf": 5}},
+        "required": ["score"],
+        "additionalProperties": False,
+        "patternProperties": {"^score$": {"type": "integer", "minimum": 50}},
+    }
+    constraint = json_schema_constraint(schema)
+    assert accepts(constraint, '{"score": 55}')
+    assert not accepts(constraint, '{"score": 45}')
+    assert not accepts(constraint, '{"score": 51}')
+    assert "score" in refusal({**schema, "patternProperties": {"^s": {"type": "string"}}})
+    overlapping = {"^s": {"type": "integer"}, "e$": {"type": "integer"}}
+    assert "not disjoint" in refusal({**schema, "patternProperties": overlapping})
 
 
 def test_draft_7_ignores_what_stands_beside_a_reference() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-MAX_STEPS = 1_000_000
+MAX_STEPS = 500_000
 """A step is about a microsecond of work, here or (where a pass can tell) in llguidance."""
 _STEPS_BETWEEN_CHECKS = 5_000
 

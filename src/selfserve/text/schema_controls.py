@@ -21,14 +21,17 @@ def has_controls(text: str) -> bool:
     return _WITHOUT_SHORT_ESCAPE.search(text) is not None
 
 
-def narrow_names(schema: dict[str, Any]) -> bool:
-    """Makes the names of other properties safe in a rewritten schema whose texts have escapes.
-    False if it cannot."""
+def narrow_names(schema: dict[str, Any]) -> str | None:
+    """Makes the names of other properties safe in a rewritten schema whose texts have escapes, or
+    tells the keyword that stands in the way."""
     others = schema.get("additionalProperties", True)
     names = (*schema.get("properties", ()), *schema.get("required", ()))
     if "patternProperties" in schema:
-        return others is False and not any(_ESCAPED.search(name) for name in names)
-    if names and others is not False:
-        schema["patternProperties"] = {_OTHER_NAMES: others}
+        if others is not False or any(_ESCAPED.search(name) for name in names):
+            return "patternProperties"
+    elif names and others is not False:
+        if others is not True and others != {}:
+            return "additionalProperties"  # as a pattern it would hold for the named ones too
+        schema["patternProperties"] = {_OTHER_NAMES: True}
         schema["additionalProperties"] = False
-    return True
+    return None

@@ -104,12 +104,13 @@ class SchemaReader:
         return schema
 
     def _narrow_names(self, schema: dict[str, Any], at: str) -> None:
-        if not narrow_names(schema):
+        keyword = narrow_names(schema)
+        if keyword is not None:
             raise self.refuse(
-                "patternProperties",
+                keyword,
                 at,
-                "beside control characters in a constant or a pattern it needs "
-                "additionalProperties false, and names without control characters",
+                "not beside control characters in a constant or a pattern, unless "
+                "other properties are false, and named ones without such characters",
             )
 
     def refuse(self, keyword: str, at: str, reason: str) -> InvalidRequest:
