@@ -37,7 +37,6 @@ NEVER = -math.inf
 MOVES_THE_BEST: list[dict[str, Any]] = [
     {"temperature": 0.1},
     {"temperature": 1e-6},
-    {"dynatemp_range": 0.5},
     {"logit_bias": ((5, 1.0),)},
     {"logit_bias": ((5, NEVER), (6, -1.0))},
     {"repeat_penalty": 1.1},
@@ -59,7 +58,7 @@ LEAVES_THE_BEST: list[dict[str, Any]] = [
     {"samplers": ("xtc", "typ_p", "temperature", "temperature")},
     {"repeat_last_n": -1, "dry_penalty_last_n": -1, "dry_base": 3.0, "dry_allowed_length": 0},
     {"dry_sequence_breakers": ()},
-    {"dynatemp_exponent": 3.0},
+    {"dynatemp_range": 0.5, "dynatemp_exponent": 3.0},
     {"xtc_threshold": 0.0},
     {"seed": 7},
     {"penalize_answer_only": True},

@@ -108,7 +108,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             "The temperature is drawn by entropy from [t - range, t + range], not under 0; without"
             " effect at temperature 0.",
             POSITIVE,
-            _at(0.0),
+            _always,
         ),
     ] = 0.0
     dynatemp_exponent: Annotated[

@@ -284,7 +284,7 @@ def test_what_is_saved_already_is_not_saved_again(can_cut: bool) -> None:
 
 
 def test_host_memory_holds_a_bounded_number_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("selfserve.engine.memory.MAX_IN_HOST", 3)
+    monkeypatch.setattr("selfserve.engine.host.MAX_RECORDS", 3)
     rig = Rig(num_slots=1)
     rig.run([make_request(name, name * 50, max_tokens=1) for name in "abcdef"])
     assert [chr(record.tokens[0]) for record in rig.memory.host.records] == ["c", "d", "e"]

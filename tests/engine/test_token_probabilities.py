@@ -60,20 +60,20 @@ def test_each_token_has_its_probabilities(post: bool) -> None:
     rig = Rig(ScriptedRunner(predict=reading({"?": "Hi there"})))
     rig.run([make_request("a", "?", max_tokens=100, n_probs=3, post_sampling_probs=post)])
     probs = entries(rig.deltas("a"))
-    assert [p.chosen.id for p in probs] == rig.tokens("a") == [*b"Hi there", EOS]
+    assert [p.id for p in probs] == rig.tokens("a") == [*b"Hi there", EOS]
     for entry in probs:
-        values = [top.value for top in entry.top]
+        values = [value for _, value in entry.top]
         assert values == sorted(values, reverse=True)
-        assert entry.top[0].id == entry.chosen.id
+        assert entry.top[0][0] == entry.id
         assert len(values) == (1 if post else 3)
-        assert entry.chosen.value == pytest.approx(1.0 if post else 0.0, abs=0.05)
+        assert entry.value == pytest.approx(1.0 if post else 0.0, abs=0.05)
 
 
 @pytest.mark.parametrize("post", [False, True])
 def test_the_end_token_has_an_entry_and_no_piece(post: bool) -> None:
     rig = told([b"a", b"b"], post_sampling_probs=post)
-    assert [p.chosen.piece for p in entries(rig.deltas("a"))] == [b"a", b"b", b""]
-    assert entries(rig.deltas("a"))[-1].chosen.id == EOS
+    assert [p.piece for p in entries(rig.deltas("a"))] == [b"a", b"b", b""]
+    assert entries(rig.deltas("a"))[-1].id == EOS
 
 
 def test_deltas_carry_the_tokens_of_their_text() -> None:
@@ -89,7 +89,7 @@ def test_tokens_with_probabilities_are_all_asked_of_the_model() -> None:
     rig.add(make_request("a", "?", max_tokens=100, n_probs=1, sampling=GREEDY), state)
     rig.run()
     assert rig.text("a") == "bthe rest is certain"
-    ids = [p.chosen.id for p in entries(rig.deltas("a"))]
+    ids = [p.id for p in entries(rig.deltas("a"))]
     assert ids == [*b"bthe rest is certain"]
 
 
@@ -106,7 +106,7 @@ def test_a_stop_string_cuts_probabilities_as_it_cuts_the_text(text: str, stop: s
         expected = [piece for piece, end in zip(pieces, ends, strict=True) if end <= len(content)]
         if content == text:
             expected.append(b"")  # the end token's
-        found = [entry.chosen.piece for entry in entries(rig.deltas("a"))]
+        found = [entry.piece for entry in entries(rig.deltas("a"))]
         assert found == expected, pieces
 
 
@@ -116,6 +116,6 @@ def test_probabilities_wait_for_their_text(text: str) -> None:
         shown, num_entries = 0, 0
         for delta in told(pieces, stop=("STOP",)).deltas("a"):
             shown += len(delta.content)
-            num_entries += sum(entry.chosen.id != EOS for entry in delta.probs)
+            num_entries += sum(entry.id != EOS for entry in delta.probs)
             assert num_characters(b"".join(pieces[:num_entries])) <= shown, pieces
         assert num_entries == len(pieces), pieces

@@ -70,8 +70,8 @@ class Seeing:
         tops = [probs.top for delta in deltas for probs in delta.probs]
         return ColdAnswer(
             tokens=tuple(tokens),
-            runners_up=tuple(second.id for _, second in tops),
-            margins=tuple(first.value - second.value for first, second in tops),
+            runners_up=tuple(second[0] for _, second in tops),
+            margins=tuple(first[1] - second[1] for first, second in tops),
         )
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.support.ladders import GRAMMARS, SCHEMAS, any_ladder, object_ladder
 
 from selfserve.errors import InvalidRequest
-from selfserve.text.fuel import MAX_STEPS, CompilationCancelled, Fuel, OutOfFuel
+from selfserve.text.fuel import MAX_STEPS, Fuel, OutOfFuel
 from selfserve.text.gbnf import parse_gbnf
 from selfserve.text.gbnf_facts import GrammarFacts
 from selfserve.text.grammar import gbnf_constraint
@@ -18,6 +18,10 @@ from selfserve.text.lexemes import LexemeFacts
 from selfserve.text.schema import json_schema_constraint
 from selfserve.text.schema_overlap import Overlaps
 from selfserve.text.schema_rules import SchemaReader
+
+
+class NobodyWaits(Exception):
+    """What the question may raise."""
 
 
 def steps_of_schema(schema: Any) -> int:
@@ -108,26 +112,27 @@ def test_a_proof_follows_circles_to_their_end() -> None:
     ids=["schema", "ladder", "grammar", "rules"],
 )
 def test_compiling_ends_when_nobody_waits(compile_it: Callable[..., Any], text: Any) -> None:
-    with pytest.raises(CompilationCancelled):
-        compile_it(text, is_cancelled=lambda: True)
+    def nobody_waits() -> None:
+        raise NobodyWaits
+
+    with pytest.raises(NobodyWaits):
+        compile_it(text, check=nobody_waits)
     asked = 0
 
-    def count() -> bool:
+    def count() -> None:
         nonlocal asked
         asked += 1
-        return False
 
-    compile_it(text, is_cancelled=count)
+    compile_it(text, check=count)
     assert asked >= 1
 
 
 def test_the_question_whether_anybody_waits_comes_often_enough() -> None:
     asked = 0
 
-    def count() -> bool:
+    def count() -> None:
         nonlocal asked
         asked += 1
-        return False
 
     fuel = Fuel(count)
     for _ in range(100_000):
