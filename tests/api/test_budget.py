@@ -205,6 +205,23 @@ def test_pictures_wait_for_room_until_the_engine_has_read_others(
     asyncio.run(scene())
 
 
+def test_the_room_of_pictures_is_free_with_the_first_token(
+    make_app: AppMaker, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.ready = Ready(context_size=4096, num_slots=2, can_shift=True, info={"vision": True})
+    monkeypatch.setattr(pictures, "PIXEL_BYTES", ImageLimits().kept_bytes)
+    app = make_app(max_images=1)
+
+    async def scene() -> None:
+        engine.script = Script(pieces=["a"], stalls_at_end=True)
+        calls = [await Call(app, body=picture_chat()).start() for _ in range(3)]
+        await until(lambda: len(engine.requests) == 3)
+        engine.gate.set()
+        await asyncio.gather(*(chat.task for chat in calls))
+
+    asyncio.run(scene())
+
+
 def test_pictures_without_room_are_refused_in_the_end(
     make_app: AppMaker, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

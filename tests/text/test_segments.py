@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.shared_data import shared_data
 
@@ -33,6 +33,25 @@ def test_white_space_and_single_characters_are_no_control_tokens() -> None:
 
 def test_ignored_texts_are_passed_over_whole() -> None:
     assert ranges("<|im_end|>", ("<|im_end|>",)) == []
+
+
+@settings(deadline=None)
+@given(st.text("abcd ", max_size=30), st.integers(0, 30))
+def test_a_place_apart_has_a_special_text_that_no_other_reaches_into(text: str, start: int) -> None:
+    texts = ("ab", "bcd", "cda", "d b")
+    found = SpecialTexts(texts).first_apart(text, start)
+    apart = [
+        place
+        for place in range(max(1, start), len(text))
+        if any(text.startswith(t, place) for t in texts)
+        and not text[place - 1].isspace()
+        and not any(
+            text.startswith(t, begin) and begin + len(t) > place
+            for t in texts
+            for begin in range(place)
+        )
+    ]
+    assert found == (apart[0] if apart else None) or (start == found == 0)
 
 
 @given(st.lists(st.sampled_from(["<|im_end|>", "<|im", "a", "\n\n", "é", "[/INST]"])))
