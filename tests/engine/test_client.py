@@ -95,7 +95,7 @@ def test_each_request_gets_its_own_events_and_one_end(engine: ThreadEngine) -> N
                 assert text(events) == engine.rig.expected(request)
                 assert [isinstance(e, Finished | Failed) for e in events].count(True) == 1
                 assert isinstance(events[-1], Finished)
-            assert client.num_active == 0
+            assert not client._mailboxes
 
     play(scene)
 
@@ -128,7 +128,7 @@ def test_who_stops_reading_frees_the_slot(engine: ThreadEngine, how: str) -> Non
                     reader.cancel()
                 await asyncio.gather(reader, return_exceptions=True)
                 await events.aclose()  # type: ignore[attr-defined]
-            assert client.num_active == 0
+            assert not client._mailboxes
             await until(lambda: not engine.rig.scheduler.has_work)
             assert engine.rig.memory.num_free == 2
 
@@ -151,7 +151,7 @@ def test_a_request_waits_for_an_engine_that_cannot_hear_it_yet(engine: ThreadEng
         engine.may_connect.clear()
         async with started() as client:
             reader = asyncio.create_task(collect(client, A))
-            await until(lambda: client.num_active == 1)
+            await until(lambda: len(client._mailboxes) == 1)
             engine.may_connect.set()
             assert text(await reader) == engine.rig.expected(A)
 
@@ -308,7 +308,7 @@ def test_a_crash_ends_all_requests_and_a_new_engine_serves_the_next(engine: Thre
             await until(lambda: engine.rig.scheduler.running.keys() >= {"long"})
             ends = [(await collect(client, POISON))[-1], (await long)[-1]]
             assert [end.error for end in ends if isinstance(end, Failed)] == ["RuntimeCrashed"] * 2
-            assert client.num_active == 0
+            assert not client._mailboxes
             await until(lambda: client.state is EngineState.READY)
             assert engine.num_starts == 2
             assert text(await collect(client, A)) == engine.rig.expected(A)

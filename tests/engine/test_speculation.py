@@ -14,9 +14,7 @@ from tests.support.builders import SMALL_MODEL_ON_CPU
 from selfserve.engine.costs import StepCosts
 from selfserve.engine.speculation import (
     MAX_INDEXED,
-    Drafter,
     LookupDrafter,
-    NoDrafter,
 )
 
 
@@ -35,7 +33,7 @@ class Run:
     cost: float = 0.0
 
 
-def decode(drafter: Drafter, answer: Sequence[int], *, cap: int = 16, others: int = 0) -> Run:
+def decode(drafter: LookupDrafter, answer: Sequence[int], *, cap: int = 16, others: int = 0) -> Run:
     """Verifies as an engine does: whatever is drafted, the tokens that come out are `answer`."""
     run = Run()
     while len(run.tokens) < len(answer):
@@ -195,12 +193,6 @@ def test_measured_costs_decide_whether_a_draft_pays() -> None:
 def test_lengths_that_make_no_sense_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="max_draft"):
         lookup([1, 2], **options)
-
-
-def test_without_a_drafter_nothing_is_drafted_or_counted() -> None:
-    drafter: Drafter = NoDrafter()
-    run = decode(drafter, [1, 2, 3] * 20)
-    assert (run.drafts, run.cost, drafter.num_drafted, drafter.num_accepted) == ([], 60.0, 0, 0)
 
 
 def test_two_sequences_side_by_side_draft_as_each_does_alone() -> None:

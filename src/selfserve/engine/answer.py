@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from selfserve.engine.choice import TokenChooser
 from selfserve.engine.interface import Vocabulary
 from selfserve.engine.plan import Chunk, Row
-from selfserve.engine.speculation import Drafter, NoDrafter
+from selfserve.engine.speculation import LookupDrafter
 from selfserve.limits import MAX_SHIFTED_CONTEXTS
 from selfserve.request import (
     Delta,
@@ -153,7 +153,7 @@ class Answer:
         chooser: TokenChooser,
         *,
         context_size: int,
-        drafter: Drafter | None = None,
+        drafter: LookupDrafter | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Owns `chooser`. `drafter`: None: no drafts."""
@@ -161,7 +161,7 @@ class Answer:
         self._vocabulary = vocabulary
         self._chooser = chooser
         self._context_size = context_size
-        self.drafter: Drafter = drafter or NoDrafter()
+        self.drafter = drafter
         self._clock = clock
         self._text = OutputText(vocabulary, request)
         self._started_s = 0.0
@@ -232,7 +232,7 @@ class Answer:
                 break
             num_accepted += 1
             sequence.computed(1)
-        if draft:
+        if draft and self.drafter is not None:
             self.drafter.record(len(draft), num_accepted)
         return stop
 
@@ -273,7 +273,8 @@ class Answer:
             self._first_token_s = self._clock()
         sequence.append(token)
         self._unsent_tokens.append(token)
-        self.drafter.append(token)
+        if self.drafter is not None:
+            self.drafter.append(token)
         if token in self._vocabulary.eog_ids and not request.sampling.ignore_eos:
             return StopType.EOS, False
         self._text.push(token)
@@ -351,8 +352,8 @@ class Answer:
             prompt_ms=(first_s - self._started_s) * 1e3,
             predicted_n=sequence.num_generated,
             predicted_ms=(now_s - first_s) * 1e3,
-            draft_n=self.drafter.num_drafted,
-            draft_n_accepted=self.drafter.num_accepted,
+            draft_n=self.drafter.num_drafted if self.drafter else 0,
+            draft_n_accepted=self.drafter.num_accepted if self.drafter else 0,
         )
 
     def finished(self, sequence: Sequence, stop: Stop, now_s: float) -> Finished:

@@ -164,11 +164,6 @@ class EngineClient:
         """From now on newcomers are refused with ShuttingDown; running requests go on."""
         self._state = EngineState.STOPPING
 
-    @property
-    def num_active(self) -> int:
-        """Requests that were submitted and have not ended."""
-        return len(self._mailboxes)
-
     async def close(self) -> None:
         """Ends the engine process; requests that still run fail with ShuttingDown."""
         self._state = EngineState.STOPPING

@@ -168,8 +168,10 @@ class Planner:
             limits.context_size - len(sequence.tokens) - 1,
             sequence.num_left - 1,
         )
-        others = draft.num_decode_tokens + num_waiting
-        return sequence.answer.drafter.draft(most, others=others)
+        drafter = sequence.answer.drafter
+        if drafter is None:
+            return []
+        return drafter.draft(most, others=draft.num_decode_tokens + num_waiting)
 
     def _add_prompts(
         self, draft: Draft, prompts: list[Sequence], num_decoding: int, situation: Situation

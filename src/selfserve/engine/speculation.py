@@ -54,48 +54,6 @@ class BatchCosts(Protocol):
         ...
 
 
-class Drafter(Protocol):
-    """What the engine needs of one. Its own `draft`, `append`, `record` order is free."""
-
-    @property
-    def num_drafted(self) -> int: ...
-
-    @property
-    def num_accepted(self) -> int: ...
-
-    def append(self, token: int) -> None:
-        """Tells every token that the sequence gained, drafted, sampled or forced."""
-        ...
-
-    def draft(self, max_tokens: int, *, others: int = 0) -> list[int]:
-        """The next tokens as guessed, at most `max_tokens`; empty where a draft does not pay.
-
-        `others` are the tokens of other sequences in the same step: drafts pay less in a full
-        batch. Asking again without an append gives the same answer.
-        """
-        ...
-
-    def record(self, num_drafted: int, num_accepted: int) -> None:
-        """Counts one verified draft. Its tokens are appended apart from this."""
-        ...
-
-
-class NoDrafter:
-    """Never drafts: speculation is switched off, or the memory cannot take tokens back."""
-
-    num_drafted = 0
-    num_accepted = 0
-
-    def append(self, token: int) -> None:
-        pass
-
-    def draft(self, max_tokens: int, *, others: int = 0) -> list[int]:  # noqa: ARG002 (protocol)
-        return []
-
-    def record(self, num_drafted: int, num_accepted: int) -> None:
-        pass
-
-
 class LookupDrafter:
     """Drafts by prompt look-up for one sequence.
 
@@ -132,6 +90,7 @@ class LookupDrafter:
         self._look_up()
 
     def append(self, token: int) -> None:
+        """Tells every token that the sequence gained, drafted, sampled or forced."""
         guess = self._tokens[self._source] if self._source else None
         self._tokens.append(token)
         self._ngrams.advance()
@@ -146,12 +105,18 @@ class LookupDrafter:
             self._look_up()
 
     def draft(self, max_tokens: int, *, others: int = 0) -> list[int]:
+        """The next tokens as guessed, at most `max_tokens`; empty where a draft does not pay.
+
+        `others` are the tokens of other sequences in the same step: drafts pay less in a full
+        batch. Asking again without an append gives the same answer.
+        """
         limit = min(max_tokens, self._max_draft)
         if limit <= 0 or not self._source:
             return []
         return self._continuation(self._best_length(limit, others))
 
     def record(self, num_drafted: int, num_accepted: int) -> None:
+        """Counts one verified draft. Its tokens are appended apart from this."""
         self.num_drafted += num_drafted
         self.num_accepted += num_accepted
 
