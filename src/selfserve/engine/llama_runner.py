@@ -291,7 +291,7 @@ class LlamaSampler:
         return self._chain.sample(self._context, row.handle)
 
     def sample_masked(self, row: Row) -> int:
-        return self._chain.sample_masked(row.logits)
+        return self._chain.sample(self._context, row.handle, is_masked=True)
 
     def sample_with_probs(
         self, row: Row

@@ -58,6 +58,14 @@ class Batch:
         if end > self.capacity:
             # More than n_batch tokens would end the process inside libllama.
             raise OverflowError(f"batch of {end} rows is over its capacity of {self.capacity}")
+        if end - start == 1:  # most are of one token; slices would take three times as long
+            self._tokens[start] = tokens[0]
+            self._positions[start] = position
+            self._seq_ids[start] = seq_id
+            self._logits[start] = num_outputs
+            self.struct.n_tokens = end
+            self.num_outputs += num_outputs
+            return
         self._tokens[start:end] = tokens
         self._positions[start:end] = self._offsets[: end - start] + position
         self._seq_ids[start:end] = seq_id

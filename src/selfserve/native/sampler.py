@@ -28,8 +28,8 @@ class Sampler:
     """Owns a `llama_sampler` chain. Made by any thread; used by one at a time. Close it before the
     model is closed.
 
-    Candidates of −inf never reach the chain: typical sampling and mirostat 1 compute with their
-    probability, and what they make of 0 is no number.
+    Candidates of −inf reach no chain that could not bear them: typical sampling and mirostat 1
+    compute with their probability, and what they make of 0 is no number.
     """
 
     def __init__(
@@ -45,6 +45,9 @@ class Sampler:
         self._histories: dict[object, Any] = {}
         self._stages: list[Any] = []
         self._is_one_chain = True
+        self._bears_masks = False
+        """Whether −inf does no harm: the best candidates are chosen first, and nothing that follows
+        computes with a probability of 0."""
         try:
             self._build(params)
         except BaseException:
@@ -64,6 +67,10 @@ class Sampler:
             self._build_mirostat(params)
             return
         makers = self._makers()
+        counts_all = (
+            "typ_p" in params.samplers and params.typical_p < 1
+        ) or params.dynatemp_range > 0
+        self._bears_masks = "top_k" in params.samplers and params.top_k > 0 and not counts_all
         for name in params.samplers:
             if name == "temperature" and params.temperature <= 0:
                 break  # one candidate is left, which no other sampler changes
@@ -208,10 +215,11 @@ class Sampler:
 
     # --- drawing ------------------------------------------------------------------------------
 
-    def sample(self, context: Context, row: int) -> int:
-        """Chooses a token from libllama's logits of that row of the last batch, of which none may
-        be −inf, and accepts it."""
-        if self._is_one_chain:
+    def sample(self, context: Context, row: int, *, is_masked: bool = False) -> int:
+        """Chooses a token from libllama's logits of that row of the last batch, of which some but
+        not all may be −inf with `is_masked`, and accepts it."""
+        if self._is_one_chain and (self._bears_masks or not is_masked):
+            # Half as dear as building the candidates here.
             return int(self._lib.llama_sampler_sample(self._stages[0], context.handle, row))
         return self.sample_masked(context.row(row))
 
