@@ -68,6 +68,7 @@ class Exchange:
         self.request_id = request_id_of(scope)
         self.workers = workers
         self.body_size = 0
+        self._is_costly = False
         self.is_gone = False
         self.stream: EventStream | None = None
         self._room = bodies.share()
@@ -90,7 +91,12 @@ class Exchange:
 
     @property
     def is_large(self) -> bool:
-        return self.body_size > SMALL_BODY_BYTES
+        """Whether its work belongs on the few threads that may take long."""
+        return self._is_costly or self.body_size > SMALL_BODY_BYTES
+
+    def expect_cost(self) -> None:
+        """What the body asks for takes long, whatever its size: a grammar, a schema."""
+        self._is_costly = True
 
     async def work(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Calls `function` in a worker thread, among those for bodies of this size."""
@@ -165,11 +171,11 @@ class Exchange:
             pass
         self.client_gone()
 
-    async def _read_body(self) -> bytes:
+    async def _read_body(self) -> bytearray:
         declared = Headers(scope=self.scope).get("content-length", "")
         if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
             await self._refuse_body(_too_large(), more=True)
-        chunks: list[bytes] = []
+        body = bytearray()  # grows in place: joining pieces of a large one would hold the loop up
         size = 0
         more = True
         while more:
@@ -180,18 +186,18 @@ class Exchange:
             more = message.get("more_body", False)
             size += len(chunk)
             if size > MAX_BODY_BYTES:
-                chunks.clear()
+                del body[:]
                 self._room.close()
                 await self._refuse_body(_too_large(), more)
             if size > SMALL_BODY_BYTES:
                 try:
                     await self._room.grow(size)
                 except QueueFull as error:
-                    chunks.clear()
+                    del body[:]
                     self._room.close()
                     await self._refuse_body(error, more)
-            chunks.append(chunk)
-        return b"".join(chunks)
+            body += chunk
+        return body
 
     async def _receive_piece(self, size: int) -> Message:
         """The next message; of a body that is `size` bytes large already."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from selfserve.resources import available_cpus
 from selfserve.threads import WorkerThreads
 
-NUM_THREADS = 4
-NUM_LARGE = 2
-"""Threads for requests with large bodies; small requests always find another one."""
+NUM_LARGE = max(1, available_cpus() // 2)
+"""Threads for requests that may take long; the others always find another one, the event loop and
+the engine a processor."""
+NUM_THREADS = max(4, NUM_LARGE + 2)
 
 
 class Workers(WorkerThreads):

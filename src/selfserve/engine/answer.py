@@ -29,6 +29,9 @@ from selfserve.text.stop import StopMatcher
 if TYPE_CHECKING:
     from selfserve.engine.sequence import Sequence
 
+MAX_FORCED = 256
+"""Tokens of forced text that one row brings: writing one takes some microseconds."""
+
 Stop = tuple[StopType, bool]
 """Why a sequence ends, and whether its text was cut off by the end of the context."""
 
@@ -166,6 +169,8 @@ class Answer:
         self._text = OutputText(vocabulary, request)
         self._started_s = 0.0
         self._first_token_s = 0.0
+        self._forced: deque[int] = deque()
+        """Tokens that the grammar leaves no choice about, not written yet."""
         self._unsent_tokens: list[int] = []
         self._unsent_probs: deque[tuple[int, TokenProbs]] = deque()
         """With the place in the text at which the token ends."""
@@ -239,6 +244,9 @@ class Answer:
     def _choose_one(self, sequence: Sequence, row: Row) -> tuple[int, Stop | None]:
         """One token from one row, and the tokens that follow from it without asking the model."""
         constrained = not self._text.in_reasoning
+        if self._forced:  # what is certain goes on, whatever the row says
+            token = self._forced[0]
+            return token, self._write_forced(sequence)
         token, probs = self._chooser.choose(row, constrained=constrained)
         stop = self._append(sequence, token)
         if probs is not None:
@@ -258,9 +266,17 @@ class Answer:
             return StopType.EOS, False
         if self._request.n_probs:
             return None  # tokens that nobody sampled have no probabilities to show
-        # The context may be full before the forced text ends.
+        self._forced.extend(chooser.forced_tokens())
+        return self._write_forced(sequence)
+
+    def _write_forced(self, sequence: Sequence) -> Stop | None:
+        """Writes a piece of the forced text: as much as the context has room for, and no more than
+        others can wait for."""
+        chooser = self._chooser
+        assert chooser.constraint is not None
         room = self._context_size - len(sequence.tokens)
-        for token in chooser.forced_tokens()[:room]:
+        for _ in range(min(room, MAX_FORCED, len(self._forced))):
+            token = self._forced.popleft()
             chooser.accept(token, constrained=True)
             stop = self._append(sequence, token)
             if stop is not None:

@@ -126,6 +126,8 @@ class PromptMemory:
         common = sequence.media.whole(common_length(sequence.prompt[:-1], running.prompt))
         if common <= running.num_computed:
             return 0
+        if not self._costs.worth_a_stop(common):
+            return 0
         record = self.slots[running.slot]
         gain = common - self.best(sequence, without=record).length
         size = self._runner.state_size(record.slot)

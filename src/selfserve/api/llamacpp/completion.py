@@ -15,7 +15,7 @@ import msgspec
 from selfserve.api.budget import ByteShare
 from selfserve.api.exchange import Exchange
 from selfserve.api.llamacpp.merge import merged
-from selfserve.api.llamacpp.probabilities import ProbabilityRenderer
+from selfserve.api.llamacpp.probabilities import ProbabilityRenderer, prepare
 from selfserve.api.llamacpp.prompts import Prompt, tokenize_prompt
 from selfserve.api.llamacpp.render import (
     CompletionAnswer,
@@ -159,6 +159,8 @@ class CompletionEndpoint:
         pictures = [tuple(islice(found, len(prompt.media))) for prompt in body.prompts]
         counts = [len(prompt.media) for prompt in body.prompts]
         draft = CompletionDraft(body, self._service, request_id, slot, counts)
+        if body.grammar or body.json_schema is not None:
+            exchange.expect_cost()
         return await exchange.work(draft.prompts), pictures
 
     def _check_sizes(self, prompts: Sequence[Prompt]) -> None:
@@ -252,6 +254,7 @@ class CompletionDraft:
 
     def prompts(self) -> list[PreparedPrompt]:
         """Tokenizes and compiles. Raises InvalidRequest; blocks, the GIL mostly free."""
+        prepare(self._vocabulary, self._body.num_probs)
         sampling = self._sampling()
         constraint = self._constraint()
         prepared = []

@@ -7,7 +7,7 @@ that are made once for each token of the vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache, lru_cache
 from json.encoder import encode_basestring_ascii
 from typing import Any
@@ -15,16 +15,30 @@ from typing import Any
 from selfserve.engine.interface import Vocabulary
 from selfserve.request import TokenProbs
 from selfserve.text.detokenizer import Detokenizer
+from selfserve.threads import check_wanted
 
 LOWEST = -3.4028234663852886e38
 """The lowest number of 32-bit floats: written for −∞, which JSON does not know."""
-KNOWN_TOKENS = 32_768
-"""Tokens of which the written form is kept: about 5 MB."""
+KNOWN_TOKENS = 65_536
+"""Tokens of which the written form is kept: about 25 MB."""
+FEW = 50
+"""Candidates at a token up to which their written forms are made as they come."""
 
 
 def finite(value: float) -> float:
     """`value`, or LOWEST for −∞ and for what is no number."""
     return value if value > LOWEST else LOWEST
+
+
+def prepare(vocabulary: Vocabulary, num_probs: int) -> None:
+    """Writes tokens beforehand, so that the event loop does not have to for a thousand of them at
+    each token. For a worker thread: takes some tenths of a second, once."""
+    known: Any = vocabulary
+    written = _written_by(known)
+    if num_probs > FEW and written.cache_info().currsize < min(vocabulary.size, KNOWN_TOKENS):
+        for token in range(min(vocabulary.size, KNOWN_TOKENS)):
+            check_wanted()
+            written(token)
 
 
 class ProbabilityRenderer:
@@ -99,7 +113,7 @@ class LegacyProbs:
 
 
 @cache
-def _written_by(vocabulary: Any) -> Callable[[int], tuple[str, str]]:
+def _written_by(vocabulary: Any) -> Any:
     """A token's id → the beginning of its native entry, and its legacy text, as JSON."""
 
     @lru_cache(maxsize=KNOWN_TOKENS)

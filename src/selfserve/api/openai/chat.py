@@ -84,6 +84,8 @@ class ChatEndpoint:
         pictures = await service.pictures.from_urls(image_urls(chat.messages), room)
         template = await service.chat_template()
         draft = ChatDraft(chat, service, template, pictures)
+        if draft.compiles:
+            exchange.expect_cost()
         request = await exchange.work(draft.request, slot)
         service.check_length(len(request.prompt))
         return request
@@ -139,6 +141,14 @@ class ChatDraft:
         self._vocabulary: Vocabulary = service.vocabulary
         self._template = template
         self._reasoning = service.reasoning_format()
+
+    @property
+    def compiles(self) -> bool:
+        """Whether there is a grammar or a schema to compile."""
+        chat = self._chat
+        form = chat.response_format
+        has_form = form is not None and form.json_schema is not None
+        return bool(chat.grammar) or chat.json_schema is not None or has_form
 
     def request(self, slot: int) -> Request:
         """Renders, tokenizes and compiles. Raises InvalidRequest; blocks, the GIL mostly free."""
