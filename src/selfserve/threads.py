@@ -10,6 +10,9 @@ Rules of this file
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -20,6 +23,8 @@ from selfserve.errors import ShuttingDown
 P = ParamSpec("P")
 R = TypeVar("R")
 
+NICENESS = 10
+"""Of the claim on the processors of work that can wait."""
 IDLE_S = 10.0
 """After so long without work a thread ends."""
 
@@ -74,6 +79,14 @@ def check_wanted() -> None:
     job = _current.job
     if job is not None and not job.is_wanted:
         raise Unwanted
+
+
+def yield_to_others() -> None:
+    """Gives this thread the lowest claim on the processors, where the system can do that for a
+    single thread: what it does may take as long as it likes, decoding may not."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 class WorkerThreads:

@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from selfserve.api.auth import ApiKeyGuard
+from selfserve.api.compiler import Compiler, ThreadCompiler
 from selfserve.api.docs_page import docs_router
 from selfserve.api.errors import handle_error, handle_http_exception
 from selfserve.api.guards import HostGuard, OriginGuard
@@ -39,10 +40,12 @@ def create_app(
     model: ModelInfo,
     *,
     workers: Workers | None = None,
+    compiler: Compiler | None = None,
     extra_routes: Sequence[BaseRoute] = (),
 ) -> ASGIApp:
     """The application that serves `engine`. It owns its worker threads, not the engine; the
-    server ends them by the lifespan protocol, or earlier where it brings them itself.
+    server ends them by the lifespan protocol, or earlier where it brings them itself. `compiler`
+    belongs to the server; None: grammars are compiled in the worker threads.
 
     From the outside inwards: request id and error table, Host, Origin, API key, routes.
     """
@@ -57,7 +60,7 @@ def create_app(
             await service.pictures.close()
 
     metrics = RequestMetrics(engine)
-    service = Service(engine, settings, model, workers)
+    service = Service(engine, settings, model, workers, compiler or ThreadCompiler())
     app = FastAPI(
         title="self",
         version=package_version(),

@@ -12,9 +12,11 @@ from selfserve.images.limits import ImageLimits
 from selfserve.images.loader import ImageLoader
 from selfserve.request import Picture
 
-PIXEL_BYTES = 160 << 20
+REQUEST_PIXELS = 12 << 20
+"""Of all pictures of one request together: with more of them each is made smaller."""
+PIXEL_BYTES = 48 << 20
 """Bytes of decoded pictures over all requests, from before they are loaded until the engine has
-read them: a dozen of the largest size."""
+read them. On their way to the engine they exist up to four times."""
 PIXEL_WAIT_S = 60.0
 """Time that a request waits for room for its pictures before it is refused."""
 
@@ -25,9 +27,7 @@ class PictureIntake:
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._limits = ImageLimits()
-        # One request with all the pictures that it may have must find room when it is alone.
-        capacity = max(PIXEL_BYTES, settings.max_images * self._limits.kept_bytes)
-        self._pixels = ByteBudget(capacity, wait_s=PIXEL_WAIT_S, what="pictures at a time")
+        self._pixels = ByteBudget(PIXEL_BYTES, wait_s=PIXEL_WAIT_S, what="pictures at a time")
         self._loader: ImageLoader | None = None
 
     def check_count(self, count: int, *, param: str) -> None:
@@ -75,9 +75,11 @@ class PictureIntake:
         items: Sequence[tuple[str, str]],
         room: ByteShare,
     ) -> tuple[Picture, ...]:
-        await room.grow(len(items) * self._limits.kept_bytes)
+        most = min(self._limits.kept_pixels, REQUEST_PIXELS // len(items))
+        await room.grow(3 * most * len(items))
         tasks = [
-            asyncio.ensure_future(load(text, param=path if path else None)) for path, text in items
+            asyncio.ensure_future(load(text, param=path if path else None, kept_pixels=most))
+            for path, text in items
         ]
         try:
             pictures = tuple([await task for task in tasks])

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, cast
 
 from selfserve.api.budget import ByteBudget, ByteShare
+from selfserve.api.compiler import Compiler
 from selfserve.api.messages import ChatMessage, shown_texts
 from selfserve.api.pictures import PictureIntake
 from selfserve.api.sampling import file_sampling
@@ -41,12 +42,18 @@ class Service:
     """The engine behind the endpoints. Belongs to the event loop's thread."""
 
     def __init__(
-        self, engine: Engine, settings: ServerSettings, model: ModelInfo, workers: Workers
+        self,
+        engine: Engine,
+        settings: ServerSettings,
+        model: ModelInfo,
+        workers: Workers,
+        compiler: Compiler,
     ) -> None:
         self.engine = engine
         self.settings = settings
         self.model = model
         self.workers = workers
+        self.compiler = compiler
         self.bodies = ByteBudget(BODY_BYTES, wait_s=BODY_WAIT_S, what="large bodies at a time")
         self.pictures = PictureIntake(settings)
         self._template: ChatTemplate | None = None

@@ -26,6 +26,7 @@ from starlette.types import ASGIApp
 
 from selfserve import logs
 from selfserve.api.app import create_app
+from selfserve.api.compiler import ProcessCompiler
 from selfserve.api.workers import Workers
 from selfserve.catalogue.facts import described
 from selfserve.catalogue.gguf import read_header
@@ -99,20 +100,25 @@ async def serve(
     model = replace(described(model, header), created=int(time.time()))
     _announce(model, header.file_type, engine_settings)
     engine = EngineClient(engine_settings, queue_size=server_settings.queue_size)
+    compiler = ProcessCompiler()
     try:
         await engine.start()
         workers = Workers()
-        server = _http_server(create_app(engine, server_settings, model, workers=workers))
+        app = create_app(engine, server_settings, model, workers=workers, compiler=compiler)
+        server = _http_server(app)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             await _wait_ready(engine, stop)
             if not stop.is_set():
                 on_ready()
+                with contextlib.suppress(OSError):  # else the first request tries again
+                    await asyncio.to_thread(compiler.start)
             await _first_of(stop.wait(), asyncio.shield(serving), engine.wait_given_up())
         finally:
             drain_s = server_settings.drain_s if stop.is_set() else 0
             await _drain(engine, server, serving, workers, drain_s)
     finally:
+        compiler.close()
         await engine.close()
 
 

@@ -31,6 +31,7 @@ from selfserve.engine.speculation import MAX_DRAFT, LookupDrafter
 from selfserve.errors import UnsupportedCapability
 from selfserve.request import Abort, Command, Failed, Hold, Request, Shutdown, Submit
 from selfserve.sampling import DEFAULT_SAMPLERS
+from selfserve.threads import yield_to_others
 
 Arrival = Sequence | Failed | Abort | Hold | Shutdown
 """What the loop finds in front of its door."""
@@ -218,6 +219,7 @@ class Intake:
         self._arrivals.put(command)
 
     def _prepare(self, lane: Lane) -> None:
+        yield_to_others()
         while (request := self._orders[lane].get()) is not None:
             if request.id not in self._ordered:
                 continue

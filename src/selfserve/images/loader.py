@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 
 from selfserve.images.data_url import is_data_url, parse_base64, parse_data_url
 from selfserve.images.decode import decode, inspect
@@ -40,28 +41,38 @@ class ImageLoader:
         self._threads = WorkerThreads(concurrency, concurrency, name="image")
         self._large = threading.Lock()
 
-    async def load(self, url: str, *, param: str | None) -> Picture:
-        """The picture behind a data URL or an HTTPS URL.
+    async def load(self, url: str, *, param: str | None, kept_pixels: int | None = None) -> Picture:
+        """The picture behind a data URL or an HTTPS URL, made smaller if it has more than
+        `kept_pixels`; None: what the limits say.
 
         Raises InvalidRequest, UnsupportedImage, ImageTooLarge or ImageFetchFailed with `param`,
         OutOfMemory, or ShuttingDown after `close`.
         """
+        limits = self._within(kept_pixels)
         async with self._places:
             if is_data_url(url):
                 return await self._in_thread(
                     lambda: self._decode(
-                        parse_data_url(url, param=param, limits=self._limits), param
+                        parse_data_url(url, param=param, limits=limits), param, limits
                     )
                 )
             data = await self._fetcher.fetch(url, param=param)
-            return await self._in_thread(lambda: self._decode(data, param))
+            return await self._in_thread(lambda: self._decode(data, param, limits))
 
-    async def load_base64(self, data: str, *, param: str | None) -> Picture:
+    async def load_base64(
+        self, data: str, *, param: str | None, kept_pixels: int | None = None
+    ) -> Picture:
         """The picture in bare base64. Raises what `load` raises, except ImageFetchFailed."""
+        limits = self._within(kept_pixels)
         async with self._places:
             return await self._in_thread(
-                lambda: self._decode(parse_base64(data, param=param, limits=self._limits), param)
+                lambda: self._decode(parse_base64(data, param=param, limits=limits), param, limits)
             )
+
+    def _within(self, kept_pixels: int | None) -> ImageLimits:
+        return (
+            self._limits if kept_pixels is None else replace(self._limits, kept_pixels=kept_pixels)
+        )
 
     async def close(self) -> None:
         """Drops what waits and closes connections. Does not wait for decoding threads."""
@@ -71,9 +82,9 @@ class ImageLoader:
     async def _in_thread(self, work: Callable[[], Picture]) -> Picture:
         return await self._threads.run(work)
 
-    def _decode(self, data: bytes, param: str | None) -> Picture:
-        source = inspect(data, param=param, limits=self._limits)
-        is_large = source.width * source.height > self._limits.kept_pixels
+    def _decode(self, data: bytes, param: str | None, limits: ImageLimits) -> Picture:
+        source = inspect(data, param=param, limits=limits)
+        is_large = source.width * source.height > limits.kept_pixels
         with self._large if is_large else nullcontext():
             check_wanted()
-            return decode(source, param=param, limits=self._limits)
+            return decode(source, param=param, limits=limits)

@@ -45,9 +45,6 @@ from selfserve.request import (
     Request,
     SamplingParams,
 )
-from selfserve.text.grammar import gbnf_constraint
-from selfserve.text.schema import json_schema_constraint
-from selfserve.threads import check_wanted
 
 Events = AsyncGenerator[tuple[int, Generated], None]
 """(index of the prompt, event)."""
@@ -320,7 +317,7 @@ class CompletionDraft:
     def _constraint(self) -> Constraint | None:
         body = self._body
         if body.grammar:
-            return gbnf_constraint(body.grammar, param="grammar", check=check_wanted)
+            return self._service.compiler.gbnf(body.grammar, param="grammar")
         if body.json_schema is not None:
-            return json_schema_constraint(body.json_schema, param="json_schema", check=check_wanted)
+            return self._service.compiler.json_schema(body.json_schema, param="json_schema")
         return None

@@ -27,8 +27,7 @@ from selfserve.request import (
     ReasoningSpec,
     Request,
 )
-from selfserve.text.grammar import gbnf_constraint
-from selfserve.text.schema import json_object_constraint, json_schema_constraint
+from selfserve.text.schema import json_object_constraint
 from selfserve.text.segments import image_marker, tokenize_segments
 from selfserve.text.template import ChatTemplate
 from selfserve.threads import check_wanted
@@ -140,6 +139,7 @@ class ChatDraft:
         self._budgets = service.settings.reasoning_budgets
         self._vocabulary: Vocabulary = service.vocabulary
         self._template = template
+        self._compiler = service.compiler
         self._reasoning = service.reasoning_format()
 
     @property
@@ -209,14 +209,14 @@ class ChatDraft:
     def _constraint(self) -> Constraint | None:
         chat = self._chat
         if chat.grammar:
-            return gbnf_constraint(chat.grammar, param="grammar", check=check_wanted)
+            return self._compiler.gbnf(chat.grammar, param="grammar")
         if chat.json_schema is not None:
-            return json_schema_constraint(chat.json_schema, param="json_schema", check=check_wanted)
+            return self._compiler.json_schema(chat.json_schema, param="json_schema")
         if chat.response_format is None or chat.response_format.type == "text":
             return None
         schema = chat.response_format.json_schema
         if schema is None:
             return json_object_constraint()
-        return json_schema_constraint(
-            schema.schema_, param="response_format.json_schema.schema", check=check_wanted
+        return self._compiler.json_schema(
+            schema.schema_, param="response_format.json_schema.schema"
         )
