@@ -55,6 +55,8 @@ FORMS = (
     ("schema", "schema_size", "MAX_SMALLEST", "values", "the smallest value of a schema"),
     ("schema", "schema_size", "MAX_ALTERNATIVES", "", "branches that meet in one place"),
     ("schema", "schema_overlap", "MAX_BRANCHES", "", "branches of a oneOf"),
+    ("schema", "schema_rules", "MAX_CONSTANT", "characters", "one constant"),
+    ("grammar, schema", "fuel", "MAX_STEPS", "steps", "counted work of compiling"),
     ("pattern", "pattern", "MAX_PATTERN_LENGTH", "characters", "a pattern"),
     ("pattern", "pattern", "MAX_EXPANDED_SIZE", "characters", "it with repetitions written out"),
     ("pattern", "pattern", "MAX_GROUPS_DEEP", "levels", "groups inside each other"),

@@ -43,6 +43,32 @@ MAX_PREDICT_MS = 24 * 60 * 60 * 1000
 MAX_SHIFTED_CONTEXTS = 8
 MAX_HELD_S = 60.0
 
+MAX_MESSAGES = 1 << 14
+"""Messages of one conversation. Some templates take the square of their number."""
+BODY_BYTES = 64 << 20
+"""Bytes of large bodies that are being read or worked on at a time, over all requests. Decoded, a
+body can take several times as much."""
+BODY_WAIT_S = 20.0
+"""Time that a body waits for room before its request is refused."""
+UPLOAD_PAUSE_S = 30.0
+"""Time that a client may take from one piece of its body to the next, once the body is large: what
+was read takes the room of others."""
+REQUEST_PIXELS = 12 << 20
+"""Of all pictures of one request together: with more of them each is made smaller."""
+PIXEL_BYTES = 48 << 20
+"""Bytes of decoded pictures over all requests, from before they are loaded until the engine has
+read them. On their way to the engine they exist up to four times."""
+PIXEL_WAIT_S = 60.0
+"""Time that a request waits for room for its pictures before it is refused."""
+MAX_UNSENT = 256 << 10
+"""Bytes that may wait for a client before no more events are made for it."""
+UNREAD_S = 60.0
+"""Time that a client has to take what is sent at once; then its connection is closed."""
+MIN_MOST_BYTES = 256 << 10
+"""Bytes of text, and token ids, that a request may always have."""
+BYTES_PER_TOKEN = 8
+"""The same for each token of the context, which may be larger."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limit:
@@ -122,6 +148,43 @@ TABLE = (
         "contexts",
         "tokens generated with a shifting context",
         "the generation ends with `stop_type: limit`",
+    ),
+    Limit("messages", MAX_MESSAGES, "", "messages of a chat", REFUSED),
+    Limit(
+        "bodies in all",
+        BODY_BYTES,
+        "bytes",
+        "all large bodies at a time",
+        f"one that finds no room is not read on for up to {BODY_WAIT_S:g} s, then 429",
+    ),
+    Limit("upload", UPLOAD_PAUSE_S, "seconds", "a pause within a large body", "504"),
+    Limit(
+        "/tokenize, /detokenize",
+        BYTES_PER_TOKEN,
+        "bytes (or ids) for each token of the context",
+        f"`content`, `tokens`; {MIN_MOST_BYTES:,} may always come",
+        "413",
+    ),
+    Limit(
+        "pictures of a request",
+        REQUEST_PIXELS,
+        "pixels",
+        "what is kept of them together, once decoded",
+        "each is made smaller",
+    ),
+    Limit(
+        "pictures in all",
+        PIXEL_BYTES,
+        "bytes",
+        "all decoded pictures at a time, until the engine has read them",
+        f"they wait for up to {PIXEL_WAIT_S:g} s, then 429",
+    ),
+    Limit(
+        "unsent events",
+        MAX_UNSENT,
+        "bytes",
+        "events of a stream that its client has not taken",
+        f"no more are made; after {UNREAD_S:g} s the connection is closed",
     ),
     Limit(
         "unread stream",

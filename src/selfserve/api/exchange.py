@@ -33,7 +33,7 @@ from selfserve.errors import (
     SelfError,
     shown,
 )
-from selfserve.limits import MAX_BODY_BYTES
+from selfserve.limits import MAX_BODY_BYTES, UPLOAD_PAUSE_S
 
 CLOSING_S = 5.0
 """Time that a client has to take the rest of a stream that failed."""
@@ -42,10 +42,6 @@ LINGER_S = 10.0
 """Time for which an oversized body is read on and thrown away after its refusal: a client that
 is still writing finds a closed connection otherwise, and never sees the answer."""
 
-
-UPLOAD_PAUSE_S = 30.0
-"""Time that a client may take from one piece of its body to the next, once the body is large: what
-was read takes the room of others."""
 
 PIECE_BYTES = 1 << 16
 """Piece of an answer that a client must take within UNREAD_S."""

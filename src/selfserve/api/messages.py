@@ -20,6 +20,7 @@ from pydantic.config import JsonDict
 
 from selfserve.api.field_types import invalid, is_empty, unsupported
 from selfserve.api.sampling_fields import Text
+from selfserve.limits import MAX_MESSAGES
 from selfserve.text.messages import ImagePart, Message, Part, TextPart
 
 ROLES = ("system", "developer", "user", "assistant")
@@ -184,8 +185,10 @@ class ChatMessage(_MessageModel):
         return self.content if isinstance(self.content, list) else []
 
 
-MAX_MESSAGES = 1 << 14
-"""Messages of one conversation. Some templates take the square of their number."""
+def _check_count(value: object) -> object:
+    if isinstance(value, list) and len(value) > MAX_MESSAGES:
+        raise invalid(f"must have at most {MAX_MESSAGES} entries", got=len(value))
+    return value
 
 
 def _check_end(messages: list[ChatMessage]) -> list[ChatMessage]:
@@ -202,6 +205,7 @@ Messages = Annotated[
     list[ChatMessage],
     Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
     AfterValidator(_check_end),
+    BeforeValidator(_check_count),  # else all that are allowed would be looked at first
 ]
 
 

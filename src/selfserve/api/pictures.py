@@ -10,15 +10,8 @@ from selfserve.config import ServerSettings
 from selfserve.errors import UnsupportedCapability
 from selfserve.images.limits import ImageLimits
 from selfserve.images.loader import ImageLoader
+from selfserve.limits import PIXEL_BYTES, PIXEL_WAIT_S, REQUEST_PIXELS
 from selfserve.request import Picture
-
-REQUEST_PIXELS = 12 << 20
-"""Of all pictures of one request together: with more of them each is made smaller."""
-PIXEL_BYTES = 48 << 20
-"""Bytes of decoded pictures over all requests, from before they are loaded until the engine has
-read them. On their way to the engine they exist up to four times."""
-PIXEL_WAIT_S = 60.0
-"""Time that a request waits for room for its pictures before it is refused."""
 
 
 class PictureIntake:

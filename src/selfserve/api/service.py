@@ -23,16 +23,11 @@ from selfserve.errors import (
     ModelLoading,
     from_name,
 )
+from selfserve.limits import BODY_BYTES, BODY_WAIT_S
 from selfserve.request import Delta, Event, Failed, Finished, Progress, Ready, Request
 from selfserve.sampling import SamplingParams, effective
 from selfserve.text.reasoning import ReasoningFormat, find_format
 from selfserve.text.template import CHATML, ChatTemplate
-
-BODY_BYTES = 64 << 20
-"""Bytes of large bodies that are being read or worked on at a time, over all requests. Decoded, a
-body can take several times as much."""
-BODY_WAIT_S = 20.0
-"""Time that a body waits for room before its request is refused."""
 
 Generated = Progress | Delta | Finished
 """Events of a request that runs; failures are exceptions instead."""

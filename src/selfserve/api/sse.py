@@ -18,13 +18,11 @@ from collections.abc import Callable
 
 from starlette.types import Send
 
+from selfserve.limits import MAX_UNSENT, UNREAD_S
+
 PING = b": ping\n\n"
-MAX_UNSENT = 256 << 10
-"""Bytes that may wait for a client before no more events are made for it."""
 SENT_AT_ONCE = 1 << 16
 """Bytes of one send: a client that reads slowly is seen to read."""
-UNREAD_S = 60.0
-"""Time that a client has to take what is sent at once; then its connection is closed."""
 DONE = b"data: [DONE]\n\n"
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

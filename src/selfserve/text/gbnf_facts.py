@@ -29,7 +29,7 @@ MAX_CHAIN = 200
 MAX_REPEATED = 10_000
 """Product of the bounds of repetitions that lie within each other."""
 
-MAX_SHORTEST = 20_000
+MAX_SHORTEST = 8_000
 """Characters of the shortest text of a rule."""
 
 

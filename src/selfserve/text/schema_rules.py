@@ -53,7 +53,7 @@ MAX_UPPER_BOUND = 65_536
 MAX_MULTIPLE = 5_000
 """Least common multiple of all multipleOf: a number's digits are followed modulo it."""
 MAX_ENUM_CHARACTERS = 500_000
-MAX_CONSTANT = 20_000
+MAX_CONSTANT = 8_000
 """Characters of one constant, which is written in one step of the engine."""
 MAX_EXACT_INTEGER = 2**53
 MAX_BOUND = 2**63 - 1024

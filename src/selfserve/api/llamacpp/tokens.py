@@ -23,6 +23,7 @@ from selfserve.api.tokenizing import PromptTokenizer, num_bytes
 from selfserve.api.validation import read_model
 from selfserve.engine.interface import Vocabulary
 from selfserve.errors import ContextLengthExceeded, RequestTooLarge
+from selfserve.limits import BYTES_PER_TOKEN, MIN_MOST_BYTES
 from selfserve.request import PICTURE_TOKEN
 from selfserve.text.detokenizer import Detokenizer
 from selfserve.threads import check_wanted
@@ -47,10 +48,6 @@ Ids = Annotated[
 ]
 
 
-MIN_MOST_BYTES = 256 << 10
-"""Bytes of text, and token ids, that a request may always have."""
-BYTES_PER_TOKEN = 8
-"""The same for each token of the context, which may be larger."""
 UNLIMITED = 1 << 62
 ENTRIES_AT_ONCE = 4096
 
