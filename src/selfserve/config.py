@@ -37,7 +37,7 @@ class EngineSettings:
     """Tokens of one step, at most."""
     ubatch_size: int = 512
     """Tokens that libllama computes at once; decides the size of its work buffers."""
-    step_ms: float = 50.0
+    step_ms: float = 55.0
     """What prompts may add to a step while someone is decoding: bounds the silence they cause."""
     cache_ram_bytes: int | None = None
     """Host memory for prefixes that slots lost; None: a quarter of what the process may use."""

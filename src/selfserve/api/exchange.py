@@ -23,7 +23,7 @@ from starlette.types import Message, Receive, Scope, Send
 from selfserve.api.budget import ByteBudget
 from selfserve.api.errors import error_json, request_id_of, translate
 from selfserve.api.json_body import SMALL_BODY_BYTES, decode_json
-from selfserve.api.sse import UNREAD_S, EventStream, data_event
+from selfserve.api.sse import EventStream, data_event
 from selfserve.api.workers import Workers
 from selfserve.errors import (
     InvalidRequest,
@@ -33,7 +33,7 @@ from selfserve.errors import (
     SelfError,
     shown,
 )
-from selfserve.limits import MAX_BODY_BYTES, UPLOAD_PAUSE_S
+from selfserve.limits import MAX_BODY_BYTES, UNREAD_S, UPLOAD_PAUSE_S
 
 CLOSING_S = 5.0
 """Time that a client has to take the rest of a stream that failed."""
