@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import sys
 import threading
@@ -79,6 +80,14 @@ def check_wanted() -> None:
     job = _current.job
     if job is not None and not job.is_wanted:
         raise Unwanted
+
+
+def collect_seldom() -> None:
+    """Makes Python's search for cycles rare, and leaves out what exists now. Requests are trees,
+    which are freed without it, while a search through a large one holds every thread up."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 def yield_to_others() -> None:

@@ -35,6 +35,7 @@ from selfserve.cli import output
 from selfserve.config import EngineSettings, ModelInfo, ServerSettings
 from selfserve.engine.client import EngineClient
 from selfserve.errors import ModelLoadError
+from selfserve.threads import collect_seldom
 
 SWITCH_INTERVAL_S = 0.0005
 """After which a worker thread gives the interpreter to the event loop: with Python's own 5 ms, each
@@ -69,6 +70,7 @@ def run(
 
     logs.configure(engine_settings.verbose)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    collect_seldom()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(until_signal())
 

@@ -23,6 +23,7 @@ from selfserve.engine.stats import EngineStats
 from selfserve.errors import SelfError
 from selfserve.logs import configure, get_logger
 from selfserve.request import Loading, Ready
+from selfserve.threads import collect_seldom
 
 log = get_logger("engine")
 
@@ -47,6 +48,7 @@ def run(settings: EngineSettings, folder: str) -> None:
     runner = None
     try:
         runner = LlamaRunner(settings, on_progress=_reporter(outbox))
+        collect_seldom()
         serve(settings, runner, inbox, outbox)
     except SelfError as error:
         outbox([failed(START_FAILED, error)])
