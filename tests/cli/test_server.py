@@ -54,11 +54,25 @@ class ScriptedEngine:
         self.closed.set()
 
 
+class ScriptedCompiler:
+    """Stands where the process that compiles is made."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
 class World:
     """One run of the server in this thread, and a client in another one."""
 
     def __init__(self, folder: Path) -> None:
         self.engine = ScriptedEngine()
+        self.compiler = ScriptedCompiler()
         self.arrived = threading.Event()
         self.release: Callable[[], Awaitable[Any]] = self.engine.draining.wait
         self.answers: list[bytes] = []
@@ -66,7 +80,7 @@ class World:
         self.model = folder / "tiny.gguf"
         self.model.write_bytes(EMPTY_GGUF)
 
-    def app(self, *_: object, workers: object) -> Any:
+    def app(self, *_: object, workers: object, compiler: object) -> Any:
         async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:
             if scope["type"] == "lifespan":
                 while (await receive())["type"] != "lifespan.shutdown":
@@ -118,8 +132,11 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     world = World(tmp_path)
     monkeypatch.setattr(server, "EngineClient", lambda *_, **__: world.engine)
     monkeypatch.setattr(server, "create_app", world.app)
+    monkeypatch.setattr(server, "ProcessCompiler", lambda: world.compiler)
+    monkeypatch.setattr(server, "collect_seldom", lambda: None)
     with world.listener:
         yield world
+    assert world.compiler.calls[-1:] in ([], ["close"]), "a process is left"
 
 
 def test_it_tells_what_it_loads_then_the_address_then_that_it_stops(

@@ -80,11 +80,12 @@ class ProcessCompiler:
             self._ready_pipe()
 
     def close(self) -> None:
-        """Ends the process, whatever it does. Any thread may call it."""
+        """Ends the process, whatever it does, and waits for its end. Any thread may call it."""
         self._is_closed = True
         process = self._process
-        if process is not None and process.is_alive():
+        if process is not None:
             process.kill()
+            process.join()
 
     def _ask(self, method: str, what: Any, param: str) -> Constraint:
         while not self._lock.acquire(timeout=POLL_S):

@@ -167,7 +167,7 @@ class Answer:
         self.drafter = drafter
         self._clock = clock
         self._text = OutputText(vocabulary, request)
-        self._started_s = 0.0
+        self.started_s = 0.0
         self._first_token_s = 0.0
         self._forced: deque[int] = deque()
         """Tokens that the grammar leaves no choice about, not written yet."""
@@ -183,13 +183,9 @@ class Answer:
         """Tokens kept and dropped by the context shift of the last `advance`, if there was one:
         the memory has to follow."""
 
-    @property
-    def started_s(self) -> float:
-        return self._started_s
-
     def start(self) -> None:
         """The sequence has a slot."""
-        self._started_s = self._clock()
+        self.started_s = self._clock()
 
     def close(self) -> None:
         """Frees the sampler."""
@@ -365,7 +361,7 @@ class Answer:
         return Timings(
             cache_n=sequence.num_cached,
             prompt_n=sequence.num_prompt - sequence.num_cached,
-            prompt_ms=(first_s - self._started_s) * 1e3,
+            prompt_ms=(first_s - self.started_s) * 1e3,
             predicted_n=sequence.num_generated,
             predicted_ms=(now_s - first_s) * 1e3,
             draft_n=self.drafter.num_drafted if self.drafter else 0,

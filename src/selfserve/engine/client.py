@@ -14,6 +14,7 @@ from selfserve.config import EngineSettings
 from selfserve.engine import process
 from selfserve.engine.interface import EngineState, Vocabulary
 from selfserve.engine.llama_runner import load_vocabulary
+from selfserve.engine.scheduler import failed
 from selfserve.engine.supervisor import EngineProcess
 from selfserve.errors import (
     EngineUnavailable,
@@ -223,7 +224,7 @@ class EngineClient:
     async def submit(self, request: Request) -> AsyncIterator[Event]:
         """Runs a request; see `Engine.submit`."""
         if self._process is None or self._state in (EngineState.CRASHED, EngineState.RESTARTING):
-            yield _failed(request.id, RuntimeCrashed("the engine is not running"))
+            yield failed(request.id, RuntimeCrashed("the engine is not running"))
             return
         request_id = request.id
         mailbox = self._mailboxes[request_id] = Mailbox(partial(self._hold, request_id))
@@ -298,11 +299,7 @@ class EngineClient:
 
     def _fail_all(self, error: EngineUnavailable) -> None:
         for request_id, mailbox in self._mailboxes.items():
-            mailbox.put(_failed(request_id, error))
-
-
-def _failed(request_id: str, error: EngineUnavailable) -> Failed:
-    return Failed(id=request_id, error=type(error).__name__, message=error.message)
+            mailbox.put(failed(request_id, error))
 
 
 _UNAVAILABLE: dict[EngineState, tuple[type[EngineUnavailable], str]] = {

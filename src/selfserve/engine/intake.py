@@ -89,6 +89,9 @@ class Preparation:
         if media:
             text = tuple(token for token in text if token >= 0)
         sampler = self._runner.sampler(request.sampling, text)
+        drafter = None
+        if self._costs is not None:
+            drafter = LookupDrafter(request.prompt, max_draft=MAX_DRAFT, costs=self._costs)
         vocabulary = self._runner.vocabulary
         chooser = TokenChooser(vocabulary, request, sampler, constraint)
         answer = Answer(
@@ -96,7 +99,7 @@ class Preparation:
             vocabulary,
             chooser,
             context_size=self._limits.context_size,
-            drafter=self._drafter(request),
+            drafter=drafter,
             clock=self._clock,
         )
         return Sequence(request, answer, media=media, arrived_s=arrived_s)
@@ -108,11 +111,6 @@ class Preparation:
         if reader is None:
             raise UnsupportedCapability("the loaded model takes text only")
         return expand(request, reader.layout, self._limits.context_size)
-
-    def _drafter(self, request: Request) -> LookupDrafter | None:
-        if self._costs is None:
-            return None
-        return LookupDrafter(request.prompt, max_draft=MAX_DRAFT, costs=self._costs)
 
     def _constraints(self) -> ConstraintFactory:
         """Made at the first grammar: the vocabulary's tables take memory and up to two seconds."""
@@ -161,16 +159,13 @@ class Intake:
         """What arrived since the last call, in order; waits for the first at most `timeout_s`."""
         arrivals: list[Arrival] = []
         try:
-            item = self._arrivals.get(timeout=timeout_s) if timeout_s > 0 else self._next()
+            item = self._arrivals.get(timeout_s > 0, timeout_s)
             while True:
                 if item is not None:
                     arrivals.append(item)
-                item = self._next()
+                item = self._arrivals.get_nowait()
         except queue.Empty:
             return arrivals
-
-    def _next(self) -> Arrival | None:
-        return self._arrivals.get_nowait()
 
     def wake(self) -> None:
         """Ends a `take` that waits. Any thread may call it."""

@@ -26,21 +26,6 @@ class Sequence:
     `0 <= num_computed <= len(tokens)`.
     """
 
-    __slots__ = (
-        "_num_computed",
-        "_tokens",
-        "answer",
-        "arrived_s",
-        "is_held",
-        "media",
-        "num_cached",
-        "num_generated",
-        "num_shifted",
-        "prompt",
-        "request",
-        "slot",
-    )
-
     def __init__(
         self,
         request: Request,
