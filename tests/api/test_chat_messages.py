@@ -158,6 +158,6 @@ def test_a_last_assistant_message_is_continued(app: ASGIApp, engine: FakeEngine)
 
 
 def test_many_bad_messages_are_refused_as_one(app: ASGIApp) -> None:
-    refused = call(app, {"messages": [{}] * 50_000})
+    refused = call(app, {"messages": [{}] * 10_000})
     assert refused.status == 400
     assert refused.error["param"] == "messages[0].role"

@@ -168,6 +168,11 @@ class Costs:
         """A prompt token beyond that."""
         return self._prompt.slope
 
+    @property
+    def pass_tokens(self) -> int:
+        """As many prompt tokens as a pass over the weights costs."""
+        return int(self.pass_ms / self.token_ms)
+
     def decode_ms(self, num_decoding: int) -> float:
         """A step of one token for each of so many sequences."""
         if num_decoding == 0:

@@ -229,7 +229,7 @@ class PromptMemory:
                 return 0
             held, blob = copied
             kind, position = Operation.COPY, record.owner.media.position_of(held)
-        slot.tokens, slot.checkpoints = EMPTY, []
+        self._clear(slot, allowance)  # hybrid memory mixes a state with what the slot held
         with allowance.operation(kind, blob.nbytes):
             if not self._runner.restore(slot.slot, blob, length=position):
                 return 0
@@ -394,6 +394,7 @@ class PromptMemory:
         """Moves a running sequence into a free slot; it stays where it is if that fails."""
         source = self.slots[sequence.slot]
         self.forget(target)
+        self._clear(target, allowance)
         with allowance.operation(Operation.MOVE, size):
             blob = self._runner.save(source.slot)
             if blob is None:

@@ -193,5 +193,6 @@ class Planner:
             count = min(left, budget)
             if count > 0 and (count == left or count >= least):
                 draft.add(sequence, count)
-                budget -= count
+                # Beside decoding each further piece is paid for with its pass over the weights.
+                budget -= count + (self._costs.pass_tokens if num_decoding else 0)
                 least = MIN_PIECE
