@@ -296,6 +296,8 @@ class ScriptedRunner:
         if not is_permitted:
             self._empty(slot)
             return False
+        if not partial and not self.capabilities.can_cut:
+            assert not self.memory[slot], "hybrid memory mixes a state with what the slot held"
         if partial and not self.capabilities.can_cut:
             held = self.memory[slot]
             assert held[:length] == tokens, "this slot lacks the other part of the state"
