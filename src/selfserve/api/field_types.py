@@ -37,8 +37,21 @@ def _error(kind: str, message: str, path: str, got: object) -> PydanticCustomErr
     return PydanticCustomError(kind, "{text}", {"text": message, "path": path})
 
 
+class _Checked:
+    """Base of annotations whose `check` is all that pydantic does with a value."""
+
+    def check(self, value: object) -> Any:
+        """The value as it is taken. Raises `invalid` or `unsupported`."""
+        raise NotImplementedError
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.check)
+
+
 @dataclass(frozen=True)
-class Number:
+class Number(_Checked):
     """Annotation of a finite number within [low, high]; None: no limit on that side."""
 
     low: float | None = -REAL_MAX
@@ -54,11 +67,6 @@ class Number:
             raise invalid(f"must be {range_text(self.low, self.high)}", got=value)
         return float(value)
 
-    def __get_pydantic_core_schema__(
-        self, source: object, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self.check)
-
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
@@ -66,7 +74,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Integer:
+class Integer(_Checked):
     """Annotation of an integer within [low, high]; None: no limit on that side."""
 
     low: int | None = None
@@ -84,11 +92,6 @@ class Integer:
             raise invalid(f"must be {range_text(self.low, high)}", got=value)
         return whole
 
-    def __get_pydantic_core_schema__(
-        self, source: object, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self.check)
-
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
@@ -96,7 +99,7 @@ class Integer:
 
 
 @dataclass(frozen=True)
-class Stops:
+class Stops(_Checked):
     """Annotation of a string or up to `most` of them; empty ones are left out."""
 
     most: int
@@ -112,11 +115,6 @@ class Stops:
                 raise invalid(text, path=f"[{index}]" if stops is value else "")
         return [stop for stop in stops if stop]
 
-    def __get_pydantic_core_schema__(
-        self, source: object, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self.check)
-
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
@@ -125,7 +123,7 @@ class Stops:
 
 
 @dataclass(frozen=True)
-class One:
+class One(_Checked):
     """Annotation of an integer of which other values than 1 are not offered."""
 
     def check(self, value: object) -> int:
@@ -135,11 +133,6 @@ class One:
         if number != 1:
             raise unsupported("must be 1", got=number)
         return number
-
-    def __get_pydantic_core_schema__(
-        self, source: object, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self.check)
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
